@@ -1,0 +1,1 @@
+//! Every effect of truepin lives here: one file per kernel or network interface.

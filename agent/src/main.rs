@@ -1,0 +1,3 @@
+//! The `truepin` command.
+
+fn main() {}

@@ -1,0 +1,2 @@
+//! Layouts shared by the kernel half and user space.
+#![no_std]

@@ -1,0 +1,3 @@
+//! The kernel half of truepin.
+#![no_std]
+#![no_main]

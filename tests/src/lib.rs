@@ -1,0 +1,1 @@
+//! What the tests share: the fake kernel first of all.
