@@ -5,7 +5,9 @@
 //! reconcile. `README.md` draws it.
 #![forbid(unsafe_code)]
 
+pub mod assignments;
 pub mod cgroup;
+pub mod checkpoint;
 pub mod cpuset;
 pub mod idset;
 pub mod ledger;
@@ -13,7 +15,10 @@ pub mod nodeset;
 pub mod observed;
 pub mod owner;
 pub mod partition;
+pub mod plan;
 pub mod request;
+pub mod sweep;
+pub mod verdict;
 
 pub use cgroup::{CgroupId, CgroupPath, CpusetFile};
 pub use cpuset::{CpuId, CpuSet};
