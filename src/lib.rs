@@ -1,6 +1,6 @@
 //! The pure core of truepin: values in, values out. No files, no clocks, no environment, no async.
 //!
-//! By stage of the pipeline: [`cpuset`] and [`nodeset`] (set algebra), topology, [`request`], placement,
+//! By stage of the pipeline: [`cpuset`] and [`nodeset`] (set algebra), [`topology`], [`request`], placement,
 //! assignments, checkpoint, [`observed`] and [`partition`] (the kernel's state as read), plan, [`ledger`], verdict,
 //! reconcile. `README.md` draws it.
 #![forbid(unsafe_code)]
@@ -18,9 +18,11 @@ pub mod partition;
 pub mod plan;
 pub mod request;
 pub mod sweep;
+pub mod topology;
 pub mod verdict;
 
 pub use cgroup::{CgroupId, CgroupPath, CpusetFile};
 pub use cpuset::{CpuId, CpuSet};
 pub use nodeset::{NodeId, NodeSet};
 pub use owner::Owner;
+pub use topology::CpuTopology;
