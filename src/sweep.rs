@@ -116,8 +116,17 @@ pub fn sets(desired: &Desired, observed: &Observed) -> Vec<SetFinding> {
             let state = files.partition.as_ref().map(ToString::to_string).unwrap_or_default();
             add(SetFault::PartitionLost { state });
         }
-        if files.effective != mine {
+        // An audited set may be narrower: another allocator chose it, and the ledger judges what ran.
+        let other = if owner.mode == Mode::Audit {
+            !files.effective.is_subset(&mine)
+        } else {
+            files.effective != mine
+        };
+        if other {
             add(SetFault::Effective { effective: files.effective.clone() });
+        }
+        if owner.mode == Mode::Audit {
+            continue;
         }
         for (with, cpus) in crate::plan::overlapping(observed, path, &mine) {
             if is_outsider(desired, path, owner, &with) {

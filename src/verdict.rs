@@ -249,21 +249,29 @@ fn find(sample: &LedgerSample, cpu: CpuId) -> Option<&CpuLedger> {
     sample.cpus.iter().find(|c| c.cpu == cpu)
 }
 
-fn accounts(subject: &Subject, a: &LedgerSample, b: &LedgerSample, v: &mut Verdict, gaps: &mut Vec<String>) {
+fn accounts(
+    subject: &Subject,
+    first: &LedgerSample,
+    last: &LedgerSample,
+    v: &mut Verdict,
+    gaps: &mut Vec<String>,
+) {
     for cpu in subject.cpus.iter() {
-        let (Some(x), Some(y)) = (find(a, cpu), find(b, cpu)) else {
+        let (Some(before), Some(after)) = (find(first, cpu), find(last, cpu)) else {
             gaps.push(format!("CPU {cpu} was not watched over the whole interval"));
             continue;
         };
-        if x.owner != subject.cgroup || y.owner != subject.cgroup {
+        if before.owner != subject.cgroup || after.owner != subject.cgroup {
             gaps.push(format!("CPU {cpu} was watched for another cgroup"));
             continue;
         }
-        if x.generation != y.generation || x.from_ns != y.from_ns {
+        if before.generation != after.generation || before.from_ns != after.from_ns {
             gaps.push(format!("CPU {cpu}: the assignment changed within the interval"));
             continue;
         }
-        let (Some(times), Some(elapsed)) = (y.times.since(&x.times), y.to_ns.checked_sub(x.to_ns)) else {
+        let (Some(times), Some(elapsed)) =
+            (after.times.since(&before.times), after.to_ns.checked_sub(before.to_ns))
+        else {
             gaps.push(format!("CPU {cpu}: the ledger went backwards"));
             continue;
         };
@@ -274,7 +282,7 @@ fn accounts(subject: &Subject, a: &LedgerSample, b: &LedgerSample, v: &mut Verdi
         if total != elapsed {
             gaps.push(format!("CPU {cpu}: the classes sum to {total} ns of {elapsed} ns elapsed"));
         }
-        let breaks = y.breaks.saturating_sub(x.breaks);
+        let breaks = after.breaks.saturating_sub(before.breaks);
         if breaks > 0 {
             gaps.push(format!(
                 "CPU {cpu}: {breaks} switches were not seen; {} are of unknown class",
@@ -287,13 +295,13 @@ fn accounts(subject: &Subject, a: &LedgerSample, b: &LedgerSample, v: &mut Verdi
                 millis(times.straddle_ns)
             ));
         }
-        v.accounts.push(CpuAccount { cpu, times, switches: y.switches.saturating_sub(x.switches) });
+        v.accounts.push(CpuAccount { cpu, times, switches: after.switches.saturating_sub(before.switches) });
     }
 }
 
-fn health(a: &LedgerSample, b: &LedgerSample, v: &mut Verdict, gaps: &mut Vec<String>) {
-    for after in &b.health.programs {
-        let Some(before) = a.health.programs.iter().find(|p| p.name == after.name) else {
+fn health(first: &LedgerSample, last: &LedgerSample, v: &mut Verdict, gaps: &mut Vec<String>) {
+    for after in &last.health.programs {
+        let Some(before) = first.health.programs.iter().find(|p| p.name == after.name) else {
             gaps.push(format!("program {} was not there at the start", after.name));
             continue;
         };
@@ -307,22 +315,28 @@ fn health(a: &LedgerSample, b: &LedgerSample, v: &mut Verdict, gaps: &mut Vec<St
             gaps.push(format!("the kernel skipped {missed} runs of program {}", after.name));
         }
     }
-    if b.health.programs.is_empty() {
+    if last.health.programs.is_empty() {
         gaps.push("no program reports its health".into());
     }
     // Counters and amounts are exact; what is lost is a name or an example.
-    v.lost = b.health.ring_drops.saturating_sub(a.health.ring_drops)
-        + b.health.intruders_lost.saturating_sub(a.health.intruders_lost);
+    v.lost = last.health.ring_drops.saturating_sub(first.health.ring_drops)
+        + last.health.intruders_lost.saturating_sub(first.health.intruders_lost);
 }
 
-fn counters(subject: &Subject, a: &LedgerSample, b: &LedgerSample, v: &mut Verdict, gaps: &mut Vec<String>) {
+fn counters(
+    subject: &Subject,
+    first: &LedgerSample,
+    last: &LedgerSample,
+    v: &mut Verdict,
+    gaps: &mut Vec<String>,
+) {
     let of = |s: &LedgerSample| -> Option<OwnerCounters> {
         s.owners.iter().find(|o| o.owner == subject.cgroup).copied()
     };
-    match (of(a), of(b)) {
-        (Some(x), Some(y)) if x.generation == y.generation => {
-            v.departures = y.departures.saturating_sub(x.departures);
-            v.migrations = y.migrations.saturating_sub(x.migrations);
+    match (of(first), of(last)) {
+        (Some(before), Some(after)) if before.generation == after.generation => {
+            v.departures = after.departures.saturating_sub(before.departures);
+            v.migrations = after.migrations.saturating_sub(before.migrations);
         }
         _ => gaps.push("departures were not counted over the whole interval".into()),
     }

@@ -96,7 +96,6 @@ impl Desired {
         let owners: BTreeMap<_, _> = assignments
             .owners
             .iter()
-            .filter(|(_, a)| a.mode != Mode::Audit)
             .map(|(owner, a)| {
                 let o = OwnerCgroup {
                     owner: owner.clone(),
