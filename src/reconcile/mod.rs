@@ -272,12 +272,6 @@ struct Runtime {
     departed_ns: Option<u64>,
 }
 
-impl Default for CgroupId {
-    fn default() -> Self {
-        Self(0)
-    }
-}
-
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Work {
     #[default]
