@@ -1,1 +1,3 @@
 //! What the tests share: the fake kernel first of all.
+
+pub mod fake;
