@@ -1,0 +1,21 @@
+//! The suites, by name. A new one is a file here and a line in [`ALL`]; `tests/vm/matrix` says on which kernels and
+//! machines it runs.
+
+use super::scenario::Suite;
+
+pub mod smoke;
+
+/// Every suite.
+pub const ALL: &[&Suite] = &[&smoke::SUITE];
+
+/// The suite of this name.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Suite> {
+    ALL.iter().copied().find(|s| s.name == name)
+}
+
+/// All names, for messages.
+#[must_use]
+pub fn names() -> String {
+    ALL.iter().map(|s| s.name).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,77 @@
+#!/bin/sh
+# boot.sh [-k SERIES] [-m MACHINE] [-t SECONDS] [-p PREFIX] SUITE [QEMU ARGUMENT...]
+#
+# Boots one virtual machine, shows what the suite says as it says it, and ends with status 0 only if the suite reported
+# at least one scenario passed and none failed. All of it is in $TRUEPIN_CACHE/vm/logs/SUITE-SERIES-MACHINE.{log,console}.
+#
+# Environment: ONLY (scenarios whose name contains it), APPEND (more kernel command line), PREFIX.
+#
+# Emulation (TCG) on purpose, also where /dev/kvm exists: on hosts that are virtual machines themselves KVM may be there
+# and not work, and results must not depend on it. thread=single: virtual CPUs that spin on each other at boot cost
+# twice the time with a thread each. qboot and a PVH kernel skip 2 s of firmware and 2.5 s of decompression.
+. "$(dirname "$0")/lib.sh"
+
+kernel=6.12
+machine=standard
+limit=300
+prefix=
+while getopts k:m:t:p: option; do
+    case $option in
+        k) kernel=$OPTARG ;;
+        m) machine=$OPTARG ;;
+        t) limit=$OPTARG ;;
+        p) prefix=$OPTARG ;;
+        *) die "usage: boot.sh [-k SERIES] [-m MACHINE] [-t SECONDS] [-p PREFIX] SUITE [QEMU ARGUMENT...]" ;;
+    esac
+done
+shift $((OPTIND - 1))
+[ $# -gt 0 ] || die "which suite?"
+suite=$1
+shift
+
+for file in "$cache/vmlinux-$kernel" "$cache/initramfs" "$vm/machines/$machine"; do
+    [ -s "$file" ] || die "$file is missing (make setup; tests/vm/build.sh)"
+done
+# The whole topology is only emulated for Intel models whose CPUID has leaf 0x1f; QEMU 7.2 knows an older one.
+cpu=SapphireRapids
+qemu-system-x86_64 -cpu help | grep -q "$cpu" || cpu=Icelake-Server,level=0x20
+
+mkdir -p "$cache/logs"
+name=$suite-$kernel-$machine
+log=$cache/logs/$name.log
+console=$cache/logs/$name.console
+fifo=$(mktemp -u "$cache/logs/fifo.XXXXXX")
+rm -f "$log" "$console"
+mkfifo "$fifo"
+colour=0
+if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then colour=1; fi
+
+tee "$log" <"$fifo" | { if [ -n "$prefix" ]; then sed -u "s/^/$prefix /"; else cat; fi; } &
+shown=$!
+# QEMU's own end closes the fifo; whoever ends this script early must end QEMU as well.
+trap 'rm -f "$fifo"; [ -z "${vm_pid:-}" ] || kill "$vm_pid" 2>/dev/null || true' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+# shellcheck disable=SC2046
+timeout "$limit" qemu-system-x86_64 -accel tcg,thread=single -machine q35 -cpu "$cpu" -bios qboot.rom \
+    -nodefaults -no-reboot -display none -serial "file:$console" -serial "file:$fifo" \
+    -kernel "$cache/vmlinux-$kernel" -initrd "$cache/initramfs" \
+    -append "console=ttyS0 panic=-1 quiet mitigations=off nokaslr no_timer_check tsc=reliable cryptomgr.notests random.trust_cpu=on audit=0 truepin.suite=$suite truepin.machine=$machine truepin.only=${ONLY:-} truepin.colour=$colour ${APPEND:-}" \
+    $(grep -v '^#' "$vm/machines/$machine") "$@" </dev/null >"$console.qemu" 2>&1 &
+vm_pid=$!
+status=0
+wait "$vm_pid" || status=$?
+vm_pid=
+wait "$shown"
+
+result=$(grep -a '^RESULT ' "$log" | tail -1)
+case $result in
+    "RESULT passed="[1-9]*" failed=0 skipped="*) [ "$status" -ne 0 ] || exit 0 ;;
+esac
+if [ -z "$result" ]; then
+    why="QEMU ended with status $status"
+    [ "$status" -ne 124 ] || why="not done after $limit s"
+    warn "$name: no result: $why; the console's end ($console):"
+    { grep -v "TCG doesn't support" "$console.qemu" | head -5; tail -25 "$console" | tr -d '\r'; } >&2
+fi
+exit 1

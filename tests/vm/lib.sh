@@ -1,0 +1,82 @@
+# Shared by the scripts in this folder: paths, messages, the private apt configuration. Sourced, POSIX shell.
+#
+# TRUEPIN_CACHE (default: .cache in the repository) holds everything that is downloaded or built for the rig.
+
+set -eu
+vm=$(cd "$(dirname "$0")" && pwd)
+repo=$(cd "$vm/../.." && pwd)
+cache=${TRUEPIN_CACHE:-$repo/.cache}
+mkdir -p "$cache/vm"
+cache=$(cd "$cache" && pwd)/vm
+
+say() { printf '%s\n' "==> $*"; }
+warn() { printf '%s\n' "==> $*" >&2; }
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+# The machine's own Debian mirrors, "URI SUITE" a line, as its apt configuration has them. A machine without package
+# lists (a fresh container) has to fetch them once, into our cache, to know which of its sources are Debian's.
+debian_sources() {
+    [ -s "$cache/debian-sources" ] || {
+        command -v apt-get >/dev/null || die "this needs Debian's apt-get (Debian 12 or newer)"
+        ask_apt >"$cache/debian-sources.new"
+        if [ ! -s "$cache/debian-sources.new" ]; then
+            mkdir -p "$cache/apt-own/lists/partial"
+            own="-o Dir::State::lists=$cache/apt-own/lists -o Acquire::Check-Valid-Until=false"
+            # Other sources of the machine may be out of reach; only Debian's matter.
+            # shellcheck disable=SC2086
+            apt-get update -qq $own >&2 || warn "some package sources of this machine cannot be reached"
+            # shellcheck disable=SC2086
+            ask_apt $own >"$cache/debian-sources.new"
+        fi
+        [ -s "$cache/debian-sources.new" ] || die "no Debian package source in this machine's apt configuration"
+        mv "$cache/debian-sources.new" "$cache/debian-sources"
+    }
+    cat "$cache/debian-sources"
+}
+ask_apt() {
+    apt-get indextargets "$@" --format '$(ORIGIN) $(COMPONENT) $(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
+        awk '$1 == "Debian" && $2 == "main" { print $3, $4 }' | sort -u
+}
+
+codename() { . /etc/os-release && printf '%s' "${VERSION_CODENAME:?}"; }
+# The mirror that serves the plain suite, and so its backports and all other suites.
+mirror() { debian_sources | awk -v c="$(codename)" '$2 == c { print $1; exit }'; }
+
+# private_apt NAME "URI SUITE [SUITE...]"...: a configuration of its own under the cache, with its own lists, sources
+# and preferences, so that neither are the machine's lists touched nor can a newer suite get into them.
+# Sets APT_CONFIG.
+private_apt() {
+    dir=$cache/apt-$1
+    shift
+    mkdir -p "$dir/lists/partial" "$dir/archives/partial" "$dir/none"
+    for source in "$@"; do
+        for suite in ${source#* }; do
+            # A mirror of our own choosing may serve Release files that have run out; signatures are still checked.
+            echo "deb [check-valid-until=no signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${source%% *} $suite main"
+        done
+    done >"$dir/sources.list.new"
+    cat >"$dir/apt.conf" <<EOF
+Dir::Etc::sourcelist "$dir/sources.list";
+Dir::Etc::sourceparts "$dir/none";
+Dir::Etc::preferences "$dir/none/preferences";
+Dir::Etc::preferencesparts "$dir/none";
+Dir::State::lists "$dir/lists";
+Dir::Cache::archives "$dir/archives";
+Dir::Cache::pkgcache "";
+Dir::Cache::srcpkgcache "";
+Acquire::Languages "none";
+APT::Sandbox::User "root";
+EOF
+    export APT_CONFIG="$dir/apt.conf"
+    if ! cmp -s "$dir/sources.list.new" "$dir/sources.list" || [ -z "$(ls "$dir/lists" | grep -v partial)" ] ||
+        [ -n "$(find "$dir/apt.updated" -mmin +720 2>/dev/null)" ]; then
+        mv "$dir/sources.list.new" "$dir/sources.list"
+        say "fetching package lists: $(sed -n 's/.* \([a-z-]*\) main/\1/p' "$dir/sources.list" | tr '\n' ' ')"
+        # A suite that a mirror no longer has must not take the others with it.
+        apt-get update -qq || warn "some of these lists cannot be fetched; going on with the rest"
+        touch "$dir/apt.updated"
+    fi
+}
