@@ -1,1 +1,3 @@
 //! Every effect of truepin lives here: one file per kernel or network interface.
+
+pub mod sysfs;
