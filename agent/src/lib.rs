@@ -1,3 +1,4 @@
 //! Every effect of truepin lives here: one file per kernel or network interface.
 
+pub mod executor;
 pub mod sysfs;
