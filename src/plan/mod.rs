@@ -81,6 +81,9 @@ pub struct Desired {
     pub first: FirstValues,
     /// Files that are in a fight and are left alone (I8).
     pub frozen: BTreeSet<(CgroupPath, CpusetFile)>,
+    /// Cgroups on which nothing is tried at present: owners about to leave the table, directories that cannot be made
+    /// or removed.
+    pub blocked: BTreeSet<CgroupPath>,
     /// Processes to put into owners' cgroups, once.
     pub entering: Vec<(CgroupPath, u32)>,
     /// Whether this kernel was seen to refuse an empty `cpuset.cpus` on a populated cgroup (`ENOSPC`, up to 6.18).
@@ -196,6 +199,18 @@ pub enum Problem {
         /// Our owner.
         owner: Owner,
     },
+    /// An ancestor of an owner's cgroup is a partition of another manager, valid or not: what it holds and what may
+    /// be had below it is that manager's to say.
+    #[error("cgroup {path}, above that of {owner}, is a partition of another manager")]
+    InsidePartition {
+        /// The owner.
+        owner: Owner,
+        /// The partition above.
+        path: CgroupPath,
+    },
+    /// The owners hold every CPU that is online.
+    #[error("no CPU that is online is left for the shared pool; its cgroups are left as they are")]
+    PoolEmpty,
     /// None of the owner's CPUs is online.
     #[error("all CPUs ({cpus}) of {owner} are offline")]
     Offline {

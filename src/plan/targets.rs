@@ -22,7 +22,12 @@ pub(super) fn targets(desired: &Desired, observed: &Observed) -> Targets {
         desired.owners.keys().flat_map(CgroupPath::ancestors).filter(|p| !p.is_root()).collect();
     let mut all = Targets { by_path: BTreeMap::new(), problems: Vec::new(), stale_first: Vec::new() };
     for (path, owner) in &desired.owners {
-        all.by_path.insert(path.clone(), owner_target(desired, observed, path, owner));
+        if !desired.blocked.contains(path) {
+            all.by_path.insert(path.clone(), owner_target(desired, observed, path, owner));
+        }
+    }
+    if desired.pool.is_empty() && !desired.owners.is_empty() {
+        all.problems.push(Problem::PoolEmpty);
     }
     for path in &chain {
         all.by_path.insert(path.clone(), chain_target(desired, observed, path));
@@ -34,7 +39,8 @@ pub(super) fn targets(desired: &Desired, observed: &Observed) -> Targets {
         let beside_owner = path.parent().is_some_and(|up| up.is_root() || chain.contains(&up));
         let in_slice = path.is_within(&desired.slice);
         let inside_owner = desired.owners.keys().any(|o| path.is_within(o));
-        if inside_owner || desired.roles.get(path) == Some(&Role::Ignore) {
+        let blocked = desired.blocked.contains(path);
+        if inside_owner || blocked || desired.roles.get(path) == Some(&Role::Ignore) {
             continue;
         }
         let target = if in_slice {
@@ -91,13 +97,7 @@ fn owner_target(desired: &Desired, observed: &Observed, path: &CgroupPath, owner
             if owner.created {
                 t.cpus = Some(owner.cpus.clone());
             } else if let Some((cgroup, files)) = cgroup.and_then(|c| Some((c, c.cpuset.as_ref()?))) {
-                // Theirs to choose, unless it reaches over another owner's CPUs: that would invalidate a sibling.
-                let others = union(desired.owners.values()).difference(&owner.cpus);
-                let base = first_cpus(desired, path, cgroup, CpusetFile::Cpus, &files.cpus);
-                if !base.is_disjoint(&others) {
-                    let rest = base.difference(&others);
-                    t.cpus = Some(if rest.is_empty() { owner.cpus.clone() } else { rest });
-                }
+                t.cpus = beside_partition(desired, path, owner, cgroup, files);
             }
         }
         Mode::Member => {
@@ -110,6 +110,30 @@ fn owner_target(desired: &Desired, observed: &Observed, path: &CgroupPath, owner
     t
 }
 
+/// The `cpuset.cpus` of an owner's partition in a cgroup that somebody else made. Theirs to choose while the partition
+/// stands, because `cpuset.cpus.exclusive` decides; but it counts before, and whenever the partition is lost. So it
+/// never reaches over another owner's CPUs, and where the pool is written it says something: an empty list inherits
+/// everything, members' CPUs included.
+fn beside_partition(
+    desired: &Desired,
+    path: &CgroupPath,
+    owner: &OwnerCgroup,
+    cgroup: &CgroupObserved,
+    files: &CpusetObserved,
+) -> Option<CpuSet> {
+    let others = union(desired.owners.values()).difference(&owner.cpus);
+    let base = first_cpus(desired, path, cgroup, CpusetFile::Cpus, &files.cpus);
+    if base.is_empty() && desired.pool_written {
+        let kept = !files.cpus.is_empty() && files.cpus.is_disjoint(&others);
+        return Some(if kept { files.cpus.clone() } else { desired.pool.union(&owner.cpus) });
+    }
+    if base.is_disjoint(&others) {
+        return None;
+    }
+    let rest = base.difference(&others);
+    Some(if rest.is_empty() { owner.cpus.clone() } else { rest })
+}
+
 fn chain_target(desired: &Desired, observed: &Observed, path: &CgroupPath) -> Target {
     let ours = path.is_within(&desired.slice);
     let mut t = Target { kind: TargetKind::Chain, ours, ..Target::default() };
@@ -119,13 +143,18 @@ fn chain_target(desired: &Desired, observed: &Observed, path: &CgroupPath) -> Ta
         t.exclusive = Some(partitions);
         return t;
     };
+    if ours {
+        t.partition = Some(PartitionKind::Member);
+    } else if !is_member(files) {
+        return t; // another manager's partition: a problem, and not ours to touch
+    }
     if let Some(now) = &files.exclusive {
         let base =
             if ours { CpuSet::new() } else { first_cpus(desired, path, cgroup, CpusetFile::Exclusive, now) };
         t.exclusive = Some(base.union(&partitions));
     }
     if desired.pool_written && !ours {
-        t.cpus = Some(desired.pool.union(&all_below));
+        t.cpus = Some(desired.pool.union(&all_below)).filter(|_| !desired.pool.is_empty());
     } else if ours {
         // Inheriting is best; if somebody narrowed it, it must at least hold what lies below.
         let needed = all_below.union(&desired.pool);
@@ -136,6 +165,10 @@ fn chain_target(desired: &Desired, observed: &Observed, path: &CgroupPath) -> Ta
     t
 }
 
+fn is_member(files: &CpusetObserved) -> bool {
+    files.partition.as_ref().is_none_or(|p| p.kind == PartitionKind::Member)
+}
+
 /// A cgroup in truepin's slice that no owner has.
 fn slice_target(desired: &Desired, path: &CgroupPath, cgroup: &CgroupObserved) -> Option<Target> {
     if *path == desired.slice {
@@ -143,6 +176,7 @@ fn slice_target(desired: &Desired, path: &CgroupPath, cgroup: &CgroupObserved) -
             kind: TargetKind::Chain,
             ours: true,
             exclusive: Some(CpuSet::new()),
+            partition: Some(PartitionKind::Member),
             ..Target::default()
         };
         if desired.teardown && !cgroup.populated {
@@ -163,7 +197,7 @@ fn slice_target(desired: &Desired, path: &CgroupPath, cgroup: &CgroupObserved) -
     };
     if cgroup.populated {
         t.kind = TargetKind::Retired;
-        t.cpus = Some(desired.pool.clone());
+        t.cpus = Some(desired.pool.clone()).filter(|p| !p.is_empty());
     }
     Some(t)
 }
@@ -177,28 +211,33 @@ fn pool_target(
 ) -> Option<Target> {
     let files = cgroup.cpuset.as_ref()?;
     let mut t = Target { kind: TargetKind::Pool, ..Target::default() };
-    if files.is_partition() {
-        // A released owner's partition is put back by `restore`; another manager's is not ours to touch.
-        if !recorded(desired, path, cgroup, CpusetFile::Partition) {
-            foreign_partition(desired, path, files, problems);
+    let base = first_cpus(desired, path, cgroup, CpusetFile::Cpus, &files.cpus);
+    let mut taken = partition_cpus(desired);
+    if recorded(desired, path, cgroup, CpusetFile::Partition) {
+        if first_kind(desired, path, cgroup, files) != Some(PartitionKind::Member) {
+            return None; // it was a partition and becomes one again: `restore` does all of it
         }
+    } else if files.is_partition() {
+        foreign_partition(desired, path, files, problems);
         return None;
     }
     if desired.pool_written {
-        t.cpus = Some(desired.pool.clone());
-        return Some(t);
+        if is_member(files) || recorded(desired, path, cgroup, CpusetFile::Partition) {
+            t.cpus = Some(desired.pool.clone()).filter(|p| !p.is_empty());
+            return Some(t);
+        }
+        // Another manager's partition that is invalid: given the pool it could become valid and take all of it.
+        taken = union(desired.owners.values());
     }
-    let partitions = partition_cpus(desired);
-    let base = first_cpus(desired, path, cgroup, CpusetFile::Cpus, &files.cpus);
     if base.is_empty() {
         return None;
     }
-    let rest = base.difference(&partitions);
-    let overlaps = !base.is_disjoint(&partitions);
-    if !overlaps && files.cpus.is_disjoint(&partitions) {
+    let rest = base.difference(&taken);
+    if base.is_disjoint(&taken) && files.cpus.is_disjoint(&taken) {
         return None; // as it was, or `restore` brings it back
     }
-    t.cpus = Some(if rest.is_disjoint(&observed.online) { desired.pool.clone() } else { rest });
+    t.cpus = Some(if rest.is_disjoint(&observed.online) { desired.pool.clone() } else { rest })
+        .filter(|p| !p.is_empty());
     Some(t)
 }
 
@@ -217,14 +256,42 @@ fn foreign_partition(
     }
 }
 
-/// Recorded files that no target needs any more go back to what they held.
+/// The kind of partition that the cgroup was, if its claim of then is free now; else member for the time being.
+fn first_kind(
+    desired: &Desired,
+    path: &CgroupPath,
+    cgroup: &CgroupObserved,
+    files: &CpusetObserved,
+) -> Option<PartitionKind> {
+    let first = desired.first.get(path).filter(|f| f.id == cgroup.id)?;
+    let text = first.files.get(&CpusetFile::Partition)?;
+    let kind = text.parse::<crate::partition::PartitionState>().ok()?.kind;
+    let now = files.exclusive.clone().unwrap_or_default();
+    let exclusive = first_cpus(desired, path, cgroup, CpusetFile::Exclusive, &now);
+    let claim = if exclusive.is_empty() {
+        first_cpus(desired, path, cgroup, CpusetFile::Cpus, &files.cpus)
+    } else {
+        exclusive
+    };
+    let free = claim.is_disjoint(&union(desired.owners.values()));
+    Some(if free { kind } else { PartitionKind::Member })
+}
+
+/// Recorded files that no target needs any more go back to what they held, as far as no owner has it now.
 fn restore(desired: &Desired, observed: &Observed, all: &mut Targets) {
+    let held = union(desired.owners.values());
     for (path, first) in &desired.first {
         let cgroup = observed.cgroups.get(path).filter(|c| c.id == first.id);
-        let Some((cgroup, files)) = cgroup.and_then(|c| Some((c, c.cpuset.as_ref()?))) else {
+        let Some(cgroup) = cgroup else {
             all.stale_first.push(path.clone());
             continue;
         };
+        // Without the controller there is nothing to put back yet.
+        let Some(files) = cgroup.cpuset.as_ref() else { continue };
+        let theirs = files.is_partition() && !first.files.contains_key(&CpusetFile::Partition);
+        if theirs && !all.by_path.contains_key(path) {
+            continue; // somebody made a partition of it meanwhile
+        }
         let t = all.by_path.entry(path.clone()).or_default();
         for (file, text) in &first.files {
             match file {
@@ -233,9 +300,11 @@ fn restore(desired: &Desired, observed: &Observed, all: &mut Targets) {
                         t.cpus = Some(possible(desired, observed, cgroup, files, cpus));
                     }
                 }
-                CpusetFile::Exclusive if t.exclusive.is_none() => t.exclusive = text.parse().ok(),
+                CpusetFile::Exclusive if t.exclusive.is_none() => {
+                    t.exclusive = text.parse().ok().map(|e: CpuSet| e.difference(&held));
+                }
                 CpusetFile::Partition if t.partition.is_none() => {
-                    t.partition = text.parse::<crate::partition::PartitionState>().ok().map(|s| s.kind);
+                    t.partition = first_kind(desired, path, cgroup, files);
                 }
                 _ => {}
             }
@@ -243,7 +312,7 @@ fn restore(desired: &Desired, observed: &Observed, all: &mut Targets) {
     }
 }
 
-/// Where the kernel refuses an empty value, everything that no partition holds is the same to the tasks.
+/// Where the kernel refuses an empty value, everything that no owner holds is the same to the tasks.
 fn possible(
     desired: &Desired,
     observed: &Observed,
@@ -252,7 +321,7 @@ fn possible(
     cpus: CpuSet,
 ) -> CpuSet {
     if cpus.is_empty() && desired.empty_refused && cgroup.populated && !files.cpus.is_empty() {
-        observed.online.difference(&partition_cpus(desired))
+        observed.online.difference(&union(desired.owners.values()))
     } else {
         cpus
     }

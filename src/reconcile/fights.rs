@@ -11,7 +11,7 @@ const MINUTE_NS: u64 = 60_000_000_000;
 
 type Key = (CgroupPath, CpusetFile);
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct File {
     /// Who changed it and when, oldest first; only the last minute.
     changes: VecDeque<(Option<u32>, u64)>,
@@ -19,7 +19,7 @@ struct File {
 }
 
 /// Changes by others, by file.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Fights {
     limit: u32,
     files: BTreeMap<Key, File>,

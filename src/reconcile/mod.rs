@@ -272,7 +272,7 @@ struct Runtime {
     departed_ns: Option<u64>,
 }
 
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Work {
     #[default]
     Idle,
@@ -281,7 +281,7 @@ enum Work {
 }
 
 /// A question that waits for the end of the work.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Pending {
     Admission {
         ticket: Ticket,
@@ -305,7 +305,7 @@ enum Pending {
 }
 
 /// Progress of one convergence.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Progress {
     /// Phases applied.
     rounds: u32,
@@ -318,7 +318,7 @@ struct Progress {
 }
 
 /// Everything that decisions depend on.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct State {
     /// From configuration.
     pub settings: Settings,
