@@ -1,4 +1,10 @@
 //! Every effect of truepin lives here: one file per kernel or network interface.
 
+pub mod cgroupfs;
+pub mod config;
 pub mod executor;
+pub mod procfs;
+pub mod store;
 pub mod sysfs;
+pub mod watch;
+pub mod writers;
