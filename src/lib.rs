@@ -1,6 +1,6 @@
 //! The pure core of truepin: values in, values out. No files, no clocks, no environment, no async.
 //!
-//! By stage of the pipeline: [`cpuset`] and [`nodeset`] (set algebra), [`topology`], [`request`], placement,
+//! By stage of the pipeline: [`cpuset`] and [`nodeset`] (set algebra), [`topology`], [`request`], [`placement`],
 //! assignments, checkpoint, [`observed`] and [`partition`] (the kernel's state as read), plan, [`ledger`], verdict,
 //! reconcile. `README.md` draws it.
 #![forbid(unsafe_code)]
@@ -14,6 +14,7 @@ pub mod observed;
 pub mod owner;
 pub mod partition;
 
+pub mod placement;
 pub mod request;
 pub mod topology;
 
