@@ -1,5 +1,7 @@
 //! Every effect of truepin lives here: one file per kernel or network interface.
 
+pub mod bpf;
+pub mod btf;
 pub mod cgroupfs;
 pub mod config;
 pub mod executor;
