@@ -192,6 +192,16 @@ pub fn who(pid: u32) -> (Option<String>, Option<CgroupPath>) {
     (comm, cgroup)
 }
 
+/// Resident memory in bytes and CPU time in nanoseconds of this process.
+pub fn own_cost() -> Result<(u64, u64), ProcError> {
+    let path = Path::new("/proc/self/status");
+    let kib = read(path)?
+        .lines()
+        .find_map(|l| l.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    let kib = kib.ok_or_else(|| ProcError::Content { path: path.into(), what: "has no VmRSS".into() })?;
+    Ok((kib.saturating_mul(1024), clock_ns(ClockId::CLOCK_PROCESS_CPUTIME_ID, "CLOCK_PROCESS_CPUTIME_ID")?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
