@@ -1,8 +1,8 @@
 //! The pure core of truepin: values in, values out. No files, no clocks, no environment, no async.
 //!
-//! By stage of the pipeline: [`cpuset`] and [`nodeset`] (set algebra), [`topology`], [`request`], placement,
-//! assignments, checkpoint, [`observed`] and [`partition`] (the kernel's state as read), plan, [`ledger`], verdict,
-//! reconcile. `README.md` draws it.
+//! By stage of the pipeline: [`cpuset`] and [`nodeset`] (set algebra), [`topology`], [`request`], [`placement`],
+//! [`assignments`], [`checkpoint`], [`observed`] and [`partition`] (the kernel's state as read), [`plan`], [`ledger`]
+//! and [`sweep`] (evidence), [`verdict`], [`reconcile`] (decides).
 #![forbid(unsafe_code)]
 
 pub mod assignments;

@@ -108,6 +108,9 @@ pub struct TaskSweep {
 #[must_use]
 pub fn sets(desired: &Desired, observed: &Observed) -> Vec<SetFinding> {
     let mut found = Vec::new();
+    if observed.copied {
+        return found;
+    }
     for (path, owner) in &desired.owners {
         let Some(files) = observed.cpuset(path) else { continue };
         let mine = owner.cpus.intersection(&observed.online);

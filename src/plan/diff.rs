@@ -268,7 +268,7 @@ impl Diff<'_> {
     /// The state line can lie (after hotplug; a nested child of an invalid parent). Judged only when our own files
     /// are as they should be, so that a plan in progress is not mistaken for a defect.
     fn sets_wrong(&self, path: &CgroupPath, cpus: &CpuSet, files: &CpusetObserved) -> bool {
-        if !files.is_partition() || files.exclusive.as_ref() != Some(cpus) {
+        if self.observed.copied || !files.is_partition() || files.exclusive.as_ref() != Some(cpus) {
             return false;
         }
         let mine = cpus.intersection(&self.observed.online);

@@ -219,7 +219,7 @@ pub enum AdmitError {
     Audit,
     /// Nothing fits.
     #[error(transparent)]
-    Placement(#[from] Refusal),
+    Placement(#[from] Box<Refusal>),
     /// The table says no.
     #[error(transparent)]
     Reserve(#[from] crate::assignments::ReserveError),

@@ -45,7 +45,7 @@ struct Partition {
 impl CpuTopology {
     /// Validates what a source says; see the module for the rules.
     pub fn assemble(raw: &RawTopology) -> Result<Self, TopologyError> {
-        let mut oddities = Vec::new();
+        let mut oddities = raw.notes.clone();
         let online = online(raw, &mut oddities);
         if online.is_empty() {
             return Err(TopologyError::NoCpu { source_name: raw.source.clone() });

@@ -121,4 +121,6 @@ pub struct RawTopology {
     pub nodes_online: Option<NodeSet>,
     /// Nodes that the kernel has room for.
     pub nodes_possible: Option<NodeSet>,
+    /// What the reader noticed, in plain words; becomes oddities.
+    pub notes: Vec<String>,
 }
