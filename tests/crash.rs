@@ -198,7 +198,8 @@ impl History {
                 },
                 _ => false,
             };
-            if !released && durable.get(owner).is_none_or(|d| d.cpus != held.cpus || d.cgroup != held.cgroup) {
+            if !released && durable.get(owner).is_none_or(|d| d.cpus != held.cpus || d.cgroup != held.cgroup)
+            {
                 wrong.push(format!("lost from the record: {owner}"));
             }
         }

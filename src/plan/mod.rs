@@ -8,7 +8,7 @@
 //!
 //! | phase | what | why there |
 //! | --- | --- | --- |
-//! | prepare | mkdir, `+cpuset` from the root down | the files do not exist before |
+//! | prepare | mkdir, `+cpuset`, `member` on the slice, from the root down | the files do not exist before; below a partition everything is different |
 //! | grow-pool | shared cgroups gain CPUs that no partition beside them holds | tasks that lose CPUs have somewhere to go (I4) |
 //! | shrink-exclusive | owners give CPUs away, leaves before ancestors; never to nothing: to `member` and the pool | the kernel refuses a set that a sibling still holds (I1) |
 //! | shrink-pool | shared cgroups drop the CPUs about to be taken | until 6.18 an overlapping sibling invalidates a partition |
@@ -26,6 +26,7 @@ mod targets;
 
 pub use diff::diff;
 pub(crate) use diff::overlapping;
+pub(crate) use targets::foreign;
 
 use crate::{
     assignments::{Assignments, FirstValues, Mode},
@@ -73,7 +74,8 @@ pub struct Desired {
     pub owners: BTreeMap<CgroupPath, OwnerCgroup>,
     /// CPUs of everybody else.
     pub pool: CpuSet,
-    /// Whether the pool's cgroups are written: with a member-mode owner, or under strict reservation.
+    /// Whether the pool's cgroups are written: with a member-mode owner, or with any under strict reservation. With none
+    /// nothing of anybody is written, so that a release of all leaves everything as it was found, over restarts too.
     pub pool_written: bool,
     /// Configured roles.
     pub roles: BTreeMap<CgroupPath, Role>,
@@ -113,7 +115,8 @@ impl Desired {
         Self {
             slice: slice.clone(),
             pool: assignments.shared_pool(online),
-            pool_written: member || (assignments.strict_reserved && !assignments.reserved.is_empty()),
+            pool_written: member
+                || !owners.is_empty() && assignments.strict_reserved && !assignments.reserved.is_empty(),
             owners,
             ..Self::default()
         }
@@ -266,6 +269,8 @@ struct Target {
     kind: TargetKind,
     /// Made by truepin: no first values.
     ours: bool,
+    /// Files that owners need as they are here; the others are only to be put back.
+    governed: Vec<CpusetFile>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -282,12 +287,15 @@ enum TargetKind {
     Remove,
 }
 
-/// The CPUs of the partitions beside `path` that the kernel honours now.
+/// The CPUs of the partitions beside `path` that the kernel honours now, and those that they ask for: it compares
+/// siblings by what they ask for.
 fn held_beside(path: &CgroupPath, observed: &Observed) -> CpuSet {
     let Some(parent) = path.parent() else { return CpuSet::new() };
     observed
         .children(&parent)
         .filter(|(p, _)| *p != path)
         .filter_map(|(_, c)| c.cpuset.as_ref().filter(|s| s.is_partition()))
-        .fold(CpuSet::new(), |all, s| all.union(s.exclusive_effective.as_ref().unwrap_or(&s.effective)))
+        .flat_map(|s| [s.exclusive.as_ref(), Some(s.exclusive_effective.as_ref().unwrap_or(&s.effective))])
+        .flatten()
+        .fold(CpuSet::new(), |all, s| all.union(s))
 }

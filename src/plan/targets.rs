@@ -54,6 +54,10 @@ pub(super) fn targets(desired: &Desired, observed: &Observed) -> Targets {
             all.by_path.insert(path.clone(), t);
         }
     }
+    for t in all.by_path.values_mut() {
+        let some = [t.cpus.is_some(), t.exclusive.is_some(), t.partition.is_some()];
+        t.governed = CpusetFile::ALL.into_iter().zip(some).filter(|(_, s)| *s).map(|(f, _)| f).collect();
+    }
     restore(desired, observed, &mut all);
     all
 }
@@ -64,6 +68,10 @@ fn union<'a>(owners: impl Iterator<Item = &'a OwnerCgroup>) -> CpuSet {
 
 fn below<'a>(desired: &'a Desired, path: &'a CgroupPath) -> impl Iterator<Item = &'a OwnerCgroup> {
     desired.owners.iter().filter(move |(p, _)| p.is_within(path)).map(|(_, o)| o)
+}
+
+fn outside<'a>(desired: &'a Desired, path: &'a CgroupPath) -> impl Iterator<Item = &'a OwnerCgroup> {
+    desired.owners.iter().filter(move |(p, _)| !p.is_within(path)).map(|(_, o)| o)
 }
 
 fn partition_cpus(desired: &Desired) -> CpuSet {
@@ -122,16 +130,19 @@ fn beside_partition(
     files: &CpusetObserved,
 ) -> Option<CpuSet> {
     let others = union(desired.owners.values()).difference(&owner.cpus);
-    let base = first_cpus(desired, path, cgroup, CpusetFile::Cpus, &files.cpus);
-    if base.is_empty() && desired.pool_written {
-        let kept = !files.cpus.is_empty() && files.cpus.is_disjoint(&others);
-        return Some(if kept { files.cpus.clone() } else { desired.pool.union(&owner.cpus) });
+    let now = &files.cpus;
+    let reaches = if now.is_empty() { desired.pool_written } else { !now.is_disjoint(&others) };
+    if !reaches {
+        // Written once, it stays as it is until the owner goes.
+        return recorded(desired, path, cgroup, CpusetFile::Cpus).then(|| now.clone());
     }
-    if base.is_disjoint(&others) {
-        return None;
-    }
+    let base = first_cpus(desired, path, cgroup, CpusetFile::Cpus, now);
     let rest = base.difference(&others);
-    Some(if rest.is_empty() { owner.cpus.clone() } else { rest })
+    Some(match (base.is_empty(), rest.is_empty()) {
+        (true, _) => desired.pool.union(&owner.cpus),
+        (false, true) => owner.cpus.clone(),
+        (false, false) => rest,
+    })
 }
 
 fn chain_target(desired: &Desired, observed: &Observed, path: &CgroupPath) -> Target {
@@ -153,13 +164,22 @@ fn chain_target(desired: &Desired, observed: &Observed, path: &CgroupPath) -> Ta
             if ours { CpuSet::new() } else { first_cpus(desired, path, cgroup, CpusetFile::Exclusive, now) };
         t.exclusive = Some(base.union(&partitions));
     }
-    if desired.pool_written && !ours {
+    // What lies beside a partition must not reach over it.
+    let beside = union(outside(desired, path).filter(|o| o.mode == Mode::Partition));
+    let now = &files.cpus;
+    if ours {
+        // Inheriting is best. Where the kernel refuses that, everything but what others beside have is the same.
+        let refused = desired.empty_refused && cgroup.populated;
+        let all = observed.online.difference(&union(outside(desired, path)));
+        t.cpus = (!now.is_empty()).then(|| if refused { all } else { CpuSet::new() });
+    } else if desired.pool_written {
         t.cpus = Some(desired.pool.union(&all_below)).filter(|_| !desired.pool.is_empty());
-    } else if ours {
-        // Inheriting is best; if somebody narrowed it, it must at least hold what lies below.
-        let needed = all_below.union(&desired.pool);
-        if !files.cpus.is_empty() && !all_below.is_subset(&files.cpus) {
-            t.cpus = Some(files.cpus.union(&needed));
+    } else {
+        let base = first_cpus(desired, path, cgroup, CpusetFile::Cpus, now);
+        if !base.is_empty() && !(base.is_disjoint(&beside) && now.is_disjoint(&beside)) {
+            let rest = base.difference(&beside);
+            t.cpus = Some(if rest.is_disjoint(&observed.online) { desired.pool.clone() } else { rest })
+                .filter(|p| !p.is_empty());
         }
     }
     t
@@ -193,7 +213,7 @@ fn slice_target(desired: &Desired, path: &CgroupPath, cgroup: &CgroupObserved) -
         ours: true,
         exclusive: Some(CpuSet::new()),
         partition: Some(PartitionKind::Member),
-        cpus: None,
+        ..Target::default()
     };
     if cgroup.populated {
         t.kind = TargetKind::Retired;
@@ -212,22 +232,18 @@ fn pool_target(
     let files = cgroup.cpuset.as_ref()?;
     let mut t = Target { kind: TargetKind::Pool, ..Target::default() };
     let base = first_cpus(desired, path, cgroup, CpusetFile::Cpus, &files.cpus);
-    let mut taken = partition_cpus(desired);
+    let taken = partition_cpus(desired);
     if recorded(desired, path, cgroup, CpusetFile::Partition) {
         if first_kind(desired, path, cgroup, files) != Some(PartitionKind::Member) {
             return None; // it was a partition and becomes one again: `restore` does all of it
         }
-    } else if files.is_partition() {
+    } else if !is_member(files) {
         foreign_partition(desired, path, files, problems);
         return None;
     }
     if desired.pool_written {
-        if is_member(files) || recorded(desired, path, cgroup, CpusetFile::Partition) {
-            t.cpus = Some(desired.pool.clone()).filter(|p| !p.is_empty());
-            return Some(t);
-        }
-        // Another manager's partition that is invalid: given the pool it could become valid and take all of it.
-        taken = union(desired.owners.values());
+        t.cpus = Some(desired.pool.clone()).filter(|p| !p.is_empty());
+        return Some(t);
     }
     if base.is_empty() {
         return None;
@@ -241,13 +257,33 @@ fn pool_target(
     Some(t)
 }
 
+/// What another manager's partition has or would have. One that is invalid counts too: given fewer CPUs it could
+/// become valid, and it stands in the way of a partition beside it.
+fn claim_of(files: &CpusetObserved) -> CpuSet {
+    match &files.exclusive_effective {
+        Some(granted) if files.is_partition() => granted.clone(),
+        _ => files.effective.union(&files.cpus),
+    }
+}
+
+/// CPUs of other managers' partitions among what was read: not to be handed out.
+pub(crate) fn foreign(desired: &Desired, observed: &Observed) -> CpuSet {
+    let theirs = |(path, c): (&CgroupPath, &CgroupObserved)| {
+        let ours = path.is_within(&desired.slice)
+            || desired.owners.keys().any(|o| path.is_within(o))
+            || recorded(desired, path, c, CpusetFile::Partition);
+        c.cpuset.as_ref().filter(|s| !ours && !is_member(s)).map(claim_of)
+    };
+    observed.cgroups.iter().filter_map(theirs).fold(CpuSet::new(), |all, s| all.union(&s))
+}
+
 fn foreign_partition(
     desired: &Desired,
     path: &CgroupPath,
     files: &CpusetObserved,
     problems: &mut Vec<Problem>,
 ) {
-    let theirs = files.exclusive_effective.as_ref().unwrap_or(&files.effective);
+    let theirs = &claim_of(files);
     for owner in desired.owners.values() {
         let cpus = owner.cpus.intersection(theirs);
         if !cpus.is_empty() {
@@ -288,7 +324,7 @@ fn restore(desired: &Desired, observed: &Observed, all: &mut Targets) {
         };
         // Without the controller there is nothing to put back yet.
         let Some(files) = cgroup.cpuset.as_ref() else { continue };
-        let theirs = files.is_partition() && !first.files.contains_key(&CpusetFile::Partition);
+        let theirs = !is_member(files) && !first.files.contains_key(&CpusetFile::Partition);
         if theirs && !all.by_path.contains_key(path) {
             continue; // somebody made a partition of it meanwhile
         }

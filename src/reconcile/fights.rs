@@ -7,7 +7,7 @@ use crate::cgroup::{CgroupPath, CpusetFile};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// The window and the quiet time.
-const MINUTE_NS: u64 = 60_000_000_000;
+pub(super) const MINUTE_NS: u64 = 60_000_000_000;
 
 type Key = (CgroupPath, CpusetFile);
 
@@ -50,6 +50,11 @@ impl Fights {
             file.changes.push_back((None, now_ns));
             file.changes.pop_front();
         }
+    }
+
+    /// The cgroup has another purpose from now on: what was fought over is past.
+    pub(super) fn forget(&mut self, path: &CgroupPath) {
+        self.files.retain(|(p, _), _| p != path);
     }
 
     /// Files that are left alone.

@@ -62,7 +62,9 @@ impl Disk {
     pub(super) fn save(&mut self, record: &Checkpoint) -> Saved {
         let fault = self.faults.remove(&self.saves);
         self.saves += 1;
-        let Ok(bytes) = checkpoint::encode(record) else { return Saved::Failed("the record does not encode") };
+        let Ok(bytes) = checkpoint::encode(record) else {
+            return Saved::Failed("the record does not encode");
+        };
         if self.full {
             return Saved::Failed("no space left on device");
         }

@@ -37,13 +37,18 @@ pub struct Eyes {
     standing: Option<BTreeSet<String>>,
     /// Masks that must not move.
     steady: Masks,
+    /// Others have written since truepin last looked.
+    surprised: bool,
     /// Writes of others just before the numbered `apply`.
     ambush: BTreeMap<u64, Vec<Foreign>>,
     /// What files of others held before truepin wrote them, as long as they hold something else.
     originals: BTreeMap<(CgroupPath, CpusetFile), (CgroupId, String)>,
+    /// What files held before others wrote them since there were owners. Whether that or what they wrote is to be put
+    /// back depends on whether truepin had an eye on the file by then.
+    contested: BTreeMap<(CgroupPath, CpusetFile), BTreeSet<String>>,
     /// Every breach, with the step that made it.
     pub breaches: Vec<String>,
-    /// Every step that was tried.
+    /// Every step that the kernel took, and the one at which the agent died.
     pub steps: Vec<Step>,
     /// One line for each step, write of others and outcome.
     pub log: Vec<String>,
@@ -60,8 +65,10 @@ impl Eyes {
             ever: BTreeSet::new(),
             standing: None,
             steady: Masks::new(),
+            surprised: false,
             ambush: BTreeMap::new(),
             originals: BTreeMap::new(),
+            contested: BTreeMap::new(),
             breaches: Vec::new(),
             steps: Vec::new(),
             log: Vec::new(),
@@ -83,6 +90,12 @@ impl Eyes {
     /// Somebody else writes a file.
     pub fn foreign(&mut self, write: &Foreign) -> Result<(), Errno> {
         let Foreign { path, file, text } = write;
+        if let Some(file) = CpusetFile::of_name(file)
+            && !self.ever.is_empty()
+        {
+            let before = self.text(path, file).split(' ').next().unwrap_or_default().to_owned();
+            self.contested.entry((path.clone(), file)).or_default().insert(before);
+        }
         let result = self.others(|k| k.write_file(path, file, &format!("{text}\n")));
         if file == "cgroup.subtree_control" && result.is_ok() && text.contains("-cpuset") {
             // The kernel forgets what is below; nobody can put it back.
@@ -95,6 +108,11 @@ impl Eyes {
     /// Somebody else writes a file just before the `nth` change from now, counted from 0.
     pub fn ambush(&mut self, nth: u64, write: Foreign) {
         self.ambush.entry(self.kernel.applies() + nth).or_default().push(write);
+    }
+
+    /// What others had in mind does not happen.
+    pub fn stand_down(&mut self) {
+        self.ambush.clear();
     }
 
     pub(super) fn restart(&mut self) {
@@ -113,7 +131,8 @@ impl Eyes {
 
     /// From here on the masks of the tasks in these cgroups must not move.
     pub fn hold_still(&mut self, paths: &[CgroupPath]) {
-        let inside = |tid: &u32| self.kernel.cgroup_of(*tid).is_some_and(|c| paths.iter().any(|p| c.is_within(p)));
+        let inside =
+            |tid: &u32| self.kernel.cgroup_of(*tid).is_some_and(|c| paths.iter().any(|p| c.is_within(p)));
         self.steady = masks(&self.kernel).into_iter().filter(|(tid, _)| inside(tid)).collect();
         self.standing = None;
     }
@@ -144,7 +163,8 @@ impl Eyes {
                 (path.clone(), if own { Enforced::Member } else { Enforced::Partition })
             })
             .collect();
-        let strict = self.table.strict_reserved;
+        // When all is released everything is as it was found, the reserved CPUs included.
+        let strict = self.table.strict_reserved && !self.table.owners.is_empty();
         let pool = Pool {
             cgroups: if strict { self.pool() } else { Vec::new() },
             reserved: self.table.reserved.clone(),
@@ -169,10 +189,17 @@ impl Eyes {
             p.level() == 1
                 && !p.is_within(&self.slice)
                 && !self.ever.iter().any(|o| o.is_within(p))
-                && self.set(p, "cpuset.cpus").is_some()
+                && ["", "member"].contains(&self.text(p, CpusetFile::Partition).as_str())
                 && populated(p)
         };
         self.kernel.cgroups().filter(pool).cloned().collect()
+    }
+
+    /// Member-mode owners that have asked for exactly their set.
+    fn settled_members(&self) -> Vec<String> {
+        let members = self.table.owners.values().filter(|a| a.mode == Mode::Member);
+        let own = members.filter(|a| self.set(&a.cgroup, "cpuset.cpus").as_ref() == Some(&a.cpus));
+        own.map(|a| format!("member {}", a.cgroup)).collect()
     }
 
     fn members_intruded(&self) -> Vec<String> {
@@ -181,18 +208,15 @@ impl Eyes {
         if members.is_empty() {
             return found;
         }
-        let homes: BTreeSet<&CgroupPath> = self
-            .kernel
-            .threads()
-            .filter_map(|t| self.kernel.cgroup_of(t))
-            .filter(|p| !p.is_root())
-            .collect();
+        let homes: BTreeSet<&CgroupPath> =
+            self.kernel.threads().filter_map(|t| self.kernel.cgroup_of(t)).filter(|p| !p.is_root()).collect();
         for home in homes {
-            let Some(set) = self.set(home, "cpuset.cpus.effective") else { continue };
+            // Without files of its own it has what the next above has.
+            let mut up = std::iter::successors(Some(home.clone()), CgroupPath::parent);
+            let Some(set) = up.find_map(|p| self.set(&p, "cpuset.cpus.effective")) else { continue };
             for a in &members {
-                let own = self.set(&a.cgroup, "cpuset.cpus").as_ref() == Some(&a.cpus);
                 let both = set.intersection(&a.cpus);
-                if own && !both.is_empty() && !home.is_within(&a.cgroup) {
+                if !both.is_empty() && !home.is_within(&a.cgroup) {
                     found.push(format!("M1: {home} may use {both} of member {}", a.cgroup));
                 }
             }
@@ -205,19 +229,27 @@ impl Eyes {
     #[must_use]
     pub fn not_put_back(&self, empty_refused: bool) -> Vec<String> {
         let mut found = Vec::new();
-        for ((path, file), (id, old)) in &self.originals {
+        for (key @ (path, file), (id, old)) in &self.originals {
             if self.kernel.id(path) != Some(*id) {
                 continue;
             }
             let now = self.text(path, *file);
             let up = path.parent().unwrap_or_default();
-            let inherits =
-                self.set(path, "cpuset.cpus.effective") == self.set(&up, "cpuset.cpus.effective");
-            if now != *old && !(empty_refused && *file == CpusetFile::Cpus && old.is_empty() && inherits) {
+            let inherits = self.set(path, "cpuset.cpus.effective") == self.set(&up, "cpuset.cpus.effective");
+            let same = |then: &String| {
+                now == *then || empty_refused && *file == CpusetFile::Cpus && then.is_empty() && inherits
+            };
+            if !same(old) && !self.contested.get(key).is_some_and(|c| c.iter().any(same)) {
                 found.push(format!("{path}/{file} holds {now:?} instead of {old:?}"));
             }
         }
         found
+    }
+
+    /// What the file of a step holds; an invalid partition is a partition of that kind.
+    fn value(&self, step: &Step) -> String {
+        let Step::Write { path, file, .. } = step else { return String::new() };
+        self.text(path, *file).split(' ').next().unwrap_or_default().to_owned()
     }
 
     fn remember(&mut self, step: &Step, old: String) {
@@ -236,34 +268,36 @@ impl Eyes {
 
 impl Kernel for Eyes {
     fn observe(&mut self, scope: &Scope) -> Result<Observed, KernelError> {
+        self.surprised &= !matches!(scope, Scope::Around(_));
         self.kernel.observe(scope)
     }
 
     fn apply(&mut self, step: &Step) -> Result<(), KernelError> {
         for write in self.ambush.remove(&self.kernel.applies()).unwrap_or_default() {
-            // What comes of their write is theirs.
+            // What comes of their write is theirs, and truepin cannot know of it before it looks again.
             let _ = self.foreign(&write);
+            self.surprised = true;
         }
         let before = self.standing.take().unwrap_or_else(|| self.look());
-        let old = match step {
-            Step::Write { path, file, .. } => {
-                let text = self.text(path, *file);
-                // An invalid partition was a partition of that kind.
-                text.split(' ').next().unwrap_or_default().to_owned()
-            }
-            _ => String::new(),
-        };
+        let old = self.value(step);
+        let own = self.settled_members();
         let result = self.kernel.apply(step);
         self.log.push(match &result {
             Ok(()) => format!("  {}", step.shell("")),
             Err(e) => format!("  {}: {e}", step.shell("")),
         });
-        self.steps.push(step.clone());
         if result.is_ok() || self.kernel.crashed() {
+            self.steps.push(step.clone());
+        }
+        let taken = self.value(step) != old;
+        if result.is_ok() || self.kernel.crashed() && taken {
             self.remember(step, old);
         }
         let after = self.look();
-        for breach in after.difference(&before) {
+        // A member's set is its own when everybody else has left it, which comes before it asks for nothing else.
+        let not_yet =
+            |b: &str| b.starts_with("M1") && (self.surprised || !own.iter().any(|o| b.ends_with(o)));
+        for breach in after.difference(&before).filter(|b| !not_yet(b)) {
             self.breaches.push(format!("after {}: {breach}", step.shell("")));
         }
         self.standing = Some(after);

@@ -28,7 +28,8 @@ use truepin::{
     observed::{Kernel, Observed, Scope, Step},
     plan::{self, Plan, Planned},
     reconcile::{
-        Answer, Effect, Event, Finding, Home, KernelFacts, Settings, State, Ticket, step as reconcile_step,
+        Answer, Effect, Event, Finding, ForeignWrite, Home, KernelFacts, Settings, State, Ticket,
+        step as reconcile_step,
     },
     request::{AlignmentPolicy, Isolation, Request},
     sweep::{self, SetFinding, TaskMask, TaskSweep},
@@ -104,6 +105,13 @@ pub struct Sim {
 const MILLISECOND: u64 = 1_000_000;
 /// Far more effects than any event has: beyond that it never ends.
 const ENDLESS: usize = 2_000;
+/// An echo finds nothing to do; a few may, when somebody else writes as well.
+const ECHOES: usize = 8;
+
+fn echo(step: &Step) -> Option<ForeignWrite> {
+    let Step::Write { path, file, .. } = step else { return None };
+    Some(ForeignWrite { path: path.clone(), file: Some(*file), writer: None })
+}
 
 impl Sim {
     /// A first agent on `kernel`, after `Event::Started`.
@@ -156,19 +164,36 @@ impl Sim {
         self.now.wall_ns += ns;
     }
 
-    /// An outside event, and everything that follows from it.
+    /// An outside event, and everything that follows from it: also the notifications of truepin's own writes, which
+    /// come back from the kernel like everybody's.
     pub fn happens(&mut self, event: Event) -> Result<(), Crashed> {
+        let mut from = self.eyes.steps.len();
+        self.drive(event)?;
+        for _ in 0..ECHOES {
+            let writes: Vec<ForeignWrite> = self.eyes.steps[from..].iter().filter_map(echo).collect();
+            if writes.is_empty() {
+                return Ok(());
+            }
+            from = self.eyes.steps.len();
+            self.wait(MILLISECOND);
+            self.drive(Event::Disturbed { writes, departures: Vec::new() })?;
+        }
+        self.faults.push(format!("truepin answered to its own writes more than {ECHOES} times"));
+        Ok(())
+    }
+
+    fn drive(&mut self, event: Event) -> Result<(), Crashed> {
         self.wait(MILLISECOND);
-        let mut effects: VecDeque<Effect> = self.step(event).into();
+        let mut events = VecDeque::from([event]);
         let mut count = 0;
-        while let Some(effect) = effects.pop_front() {
-            count += 1;
+        while let Some(event) = events.pop_front() {
+            for effect in self.step(event) {
+                count += 1;
+                events.extend(self.carry_out(effect)?);
+            }
             if count > ENDLESS {
                 self.faults.push(format!("an event had more than {ENDLESS} effects"));
                 return Ok(());
-            }
-            if let Some(result) = self.carry_out(effect)? {
-                effects.extend(self.step(result));
             }
         }
         if !self.state.is_idle() {
@@ -233,7 +258,8 @@ impl Sim {
             Err(e) => return self.faults.push(format!("the durable record does not decode: {e}")),
         };
         let durable = record.as_ref().map(|r| &r.assignments.owners);
-        if durable.map_or(!self.state.assignments.owners.is_empty(), |d| *d != self.state.assignments.owners) {
+        if durable.map_or(!self.state.assignments.owners.is_empty(), |d| *d != self.state.assignments.owners)
+        {
             self.faults.push(format!(
                 "I5: steps are applied for {:?} while {durable:?} is durable",
                 self.state.assignments.owners
@@ -242,7 +268,8 @@ impl Sim {
         for planned in steps {
             let Step::Write { path, file, .. } = &planned.step else { continue };
             let first = record.as_ref().and_then(|r| r.first.get(path));
-            let known = first.is_some_and(|f| self.eyes.kernel().id(path) == Some(f.id) && f.files.contains_key(file));
+            let known = first
+                .is_some_and(|f| self.eyes.kernel().id(path) == Some(f.id) && f.files.contains_key(file));
             if !known && !path.is_within(&self.setup.settings.slice) {
                 self.faults.push(format!("I5: {} before its first value is durable", planned.step.shell("")));
             }
@@ -272,7 +299,10 @@ impl Sim {
             Some(TaskMask { tid, comm: format!("task{tid}"), allowed, last_cpu, runnable: true })
         };
         let inside = |path: &CgroupPath| {
-            kernel.threads().filter(|t| kernel.cgroup_of(*t).is_some_and(|c| c.is_within(path))).collect::<Vec<_>>()
+            kernel
+                .threads()
+                .filter(|t| kernel.cgroup_of(*t).is_some_and(|c| c.is_within(path)))
+                .collect::<Vec<_>>()
         };
         let owned = owners
             .iter()

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use truepin::{
     CgroupId, CpuId,
     ledger::{
-        ClassTimes, CpuLedger, LedgerSample, OwnerCounters, Probe, ProbeError, ProbeHealth, ProgramHealth, Watched,
+        ClassTimes, CpuLedger, LedgerSample, OwnerCounters, Probe, ProbeError, ProbeHealth, ProgramHealth,
+        Watched,
     },
 };
 
