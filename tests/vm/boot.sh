@@ -71,7 +71,8 @@ esac
 if [ -z "$result" ]; then
     why="QEMU ended with status $status"
     [ "$status" -ne 124 ] || why="not done after $limit s"
-    warn "$name: no result: $why; the console's end ($console):"
-    { grep -v "TCG doesn't support" "$console.qemu" | head -5; tail -25 "$console" | tr -d '\r'; } >&2
+    { grep -v "TCG doesn't support" "$console.qemu" | head -5; tail -25 "$console" | tr -d '\r'; } | sed 's/^/# console: /'
+    # The tally counts it as a failure.
+    echo "${prefix:+$prefix }RESULT none: $name: $why"
 fi
 exit 1
