@@ -5,6 +5,7 @@
 #    because 7.2 lacks the CPU model used here. A QEMU that is there already is taken as it is.
 # 2. Kernels: Debian's cloud kernels, of whatever suite offers the series; downloaded and unpacked, never installed.
 # Does nothing, and asks no mirror, when all is there. `REFRESH=1` looks for newer kernels.
+# shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
 # shellcheck disable=SC2046

@@ -2,6 +2,7 @@
 # suites.sh [SUITE...]: boots every line of `matrix` (or those of the suites named), two machines at a time.
 #
 # VM_JOBS: how many at a time; each keeps one host core busy. ONLY: scenarios whose name contains it.
+# shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
 jobs=${VM_JOBS:-$(nproc)}
