@@ -41,9 +41,14 @@ EOF
     root=
     [ "$(id -u)" = 0 ] || root=sudo
     [ -z "$root" ] || command -v sudo >/dev/null || die "as root, please: apt-get install$missing"
-    # shellcheck disable=SC2086
-    $root env APT_CONFIG="$APT_CONFIG" DEBIAN_FRONTEND=noninteractive apt-get install -y -q \
-        --no-install-recommends ${backports:+-t $backports} $missing >"$cache/install.log" 2>&1 ||
+    {
+        status=0
+        # shellcheck disable=SC2086
+        $root env APT_CONFIG="$APT_CONFIG" DEBIAN_FRONTEND=noninteractive apt-get install -y -q \
+            --no-install-recommends ${backports:+-t $backports} $missing || status=$?
+        echo "apt-get ended with status $status"
+    } 2>&1 | tee "$cache/install.log" | sed -un '/^\(Get:\|Setting up\)/s/^/    /p'
+    grep -qx 'apt-get ended with status 0' "$cache/install.log" ||
         { tail -20 "$cache/install.log" >&2; die "installing$missing failed; all of it: $cache/install.log"; }
 fi
 
