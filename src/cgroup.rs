@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
 /// A cgroup's id: the kernfs node id, equal to the inode number of its directory and to what
-/// `bpf_get_current_cgroup_id()` returns. A recreated path has a new id. 0 is never a cgroup.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+/// `bpf_get_current_cgroup_id()` returns. A recreated path has a new id. 0, the default, is never a cgroup.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct CgroupId(pub u64);
 

@@ -1,11 +1,13 @@
 //! The pure core of truepin: values in, values out. No files, no clocks, no environment, no async.
 //!
-//! By stage of the pipeline: [`cpuset`] and [`nodeset`] (set algebra), topology, [`request`], placement,
-//! assignments, checkpoint, [`observed`] and [`partition`] (the kernel's state as read), plan, [`ledger`], verdict,
-//! reconcile. `README.md` draws it.
+//! By stage of the pipeline: [`cpuset`] and [`nodeset`] (set algebra), [`topology`], [`request`], [`placement`],
+//! [`assignments`], [`checkpoint`], [`observed`] and [`partition`] (the kernel's state as read), [`plan`], [`ledger`]
+//! and [`sweep`] (evidence), [`verdict`], [`reconcile`] (decides).
 #![forbid(unsafe_code)]
 
+pub mod assignments;
 pub mod cgroup;
+pub mod checkpoint;
 pub mod cpuset;
 pub mod idset;
 pub mod ledger;
@@ -13,9 +15,16 @@ pub mod nodeset;
 pub mod observed;
 pub mod owner;
 pub mod partition;
+pub mod placement;
+pub mod plan;
+pub mod reconcile;
 pub mod request;
+pub mod sweep;
+pub mod topology;
+pub mod verdict;
 
 pub use cgroup::{CgroupId, CgroupPath, CpusetFile};
 pub use cpuset::{CpuId, CpuSet};
 pub use nodeset::{NodeId, NodeSet};
 pub use owner::Owner;
+pub use topology::CpuTopology;

@@ -85,6 +85,9 @@ pub struct Observed {
     pub cgroups: BTreeMap<CgroupPath, CgroupObserved>,
     /// `/sys/devices/system/cpu/online`
     pub online: CpuSet,
+    /// Read from a copied tree: files hold what was written, and derived files do not follow, so sets that the kernel
+    /// would have computed are not judged.
+    pub copied: bool,
 }
 
 impl Observed {
@@ -108,7 +111,7 @@ impl Observed {
             self.cgroups.remove(path);
         }
         self.cgroups.extend(newer.cgroups);
-        self.online = newer.online;
+        (self.online, self.copied) = (newer.online, newer.copied);
     }
 }
 

@@ -1,1 +1,19 @@
 //! Every effect of truepin lives here: one file per kernel or network interface.
+
+pub mod api;
+pub mod bpf;
+pub mod btf;
+pub mod cgroupfs;
+pub mod cli;
+pub mod config;
+pub mod engine;
+pub mod evidence;
+pub mod executor;
+pub mod paths;
+pub mod procfs;
+pub mod run;
+pub mod start;
+pub mod store;
+pub mod sysfs;
+pub mod watch;
+pub mod writers;

@@ -1,3 +1,7 @@
 //! The `truepin` command.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ExitCode::from(truepin_agent::cli::main())
+}

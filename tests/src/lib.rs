@@ -1,3 +1,4 @@
-//! What the tests share: the fake kernel first of all, and the guest side of the suite on real kernels.
+//! What the tests share: the fake kernel, and the guest side of the suite on real kernels.
 
+pub mod fake;
 pub mod guest;

@@ -1,0 +1,309 @@
+//! Questions and answers as data, and how an engine answers them.
+
+use super::documents::{
+    CostDoc, FindingDoc, KernelDoc, OwnerDoc, OwnersDoc, PoolsDoc, ProblemDoc, ReleasedDoc, StatusDoc,
+    VerdictDoc, VerdictsDoc,
+};
+use crate::{engine::Engine, procfs, store::chain, sysfs};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::{collections::BTreeMap, sync::Arc};
+use truepin::{
+    CgroupPath, NodeSet, Owner,
+    reconcile::{AdmitError, Answer, Event, Home},
+    request::{AlignmentPolicy, Isolation, Request},
+    topology::render,
+    verdict::{Evidence, Verdict},
+};
+
+/// A request for CPUs, as in `POST /v1/owners`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Admission {
+    /// Who.
+    pub owner: Owner,
+    /// How many CPUs.
+    pub cpus: u32,
+    /// How near; the configured policy by default.
+    #[serde(default)]
+    pub numa: Option<AlignmentPolicy>,
+    /// Only whole cores.
+    #[serde(default)]
+    pub whole_cores: bool,
+    /// A device to be near: PCI address, network interface or block device.
+    #[serde(default)]
+    pub near: Option<String>,
+    /// How exclusivity is to be had; the configured way by default.
+    #[serde(default)]
+    pub isolation: Isolation,
+    /// An existing cgroup; else truepin makes one.
+    #[serde(default)]
+    pub cgroup: Option<CgroupPath>,
+    /// A process to put there.
+    #[serde(default)]
+    pub pid: Option<u32>,
+}
+
+/// What can be asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Call {
+    /// `GET /v1/status`
+    Status,
+    /// `GET /v1/topology`
+    Topology,
+    /// `GET /v1/owners`
+    Owners,
+    /// `GET /v1/owners/{owner}`
+    Owner(Owner),
+    /// `GET /v1/verdicts[?owner=…][&for_ms=…]`
+    Verdicts {
+        /// Of one only.
+        owner: Option<Owner>,
+        /// Over the next so many milliseconds, instead of since the assignment.
+        for_ms: Option<u64>,
+    },
+    /// `GET /v1/findings`
+    Findings,
+    /// `GET /v1/findings/{id}`
+    Finding(u64),
+    /// `POST /v1/owners`
+    Admit(Box<Admission>),
+    /// `DELETE /v1/owners[/{owner}]`
+    Release(Option<Owner>),
+}
+
+impl Call {
+    /// Whether it may change anything.
+    #[must_use]
+    pub fn writes(&self) -> bool {
+        matches!(self, Self::Admit(_) | Self::Release(_))
+    }
+}
+
+/// A document, or a problem.
+pub type Outcome = Result<Value, Box<ProblemDoc>>;
+
+/// A problem document.
+#[must_use]
+pub fn problem(status: u16, title: &str, detail: String, hint: Option<&str>) -> Box<ProblemDoc> {
+    Box::new(ProblemDoc {
+        kind: "about:blank".into(),
+        title: title.into(),
+        status,
+        detail,
+        hint: hint.map(Into::into),
+        refusal: None,
+    })
+}
+
+fn json(document: &impl Serialize) -> Outcome {
+    serde_json::to_value(document)
+        .map_err(|e| problem(500, "internal", format!("encoding the answer: {e}"), None))
+}
+
+/// What the agent knows beside the engine.
+#[derive(Debug)]
+pub struct About {
+    /// Numa policy for requests that do not say.
+    pub numa: AlignmentPolicy,
+    /// Where sysfs is.
+    pub sysfs: std::path::PathBuf,
+    /// When the agent started, `CLOCK_MONOTONIC`.
+    pub started_ns: u64,
+}
+
+/// Answers everything but a verdict over a future window, which takes two looks: see [`base`] and [`verdicts`].
+pub fn answer(engine: &mut Engine, about: &About, call: Call) -> Outcome {
+    match call {
+        Call::Status => json(&status(engine, about)),
+        Call::Topology => json(&render::document(&engine.state.topology)),
+        Call::Owners => json(&owners(engine)?),
+        Call::Owner(owner) => {
+            let found = owners(engine)?.owners.into_iter().find(|o| o.owner == owner);
+            found.map_or_else(|| Err(unknown(&owner)), |o| json(&o))
+        }
+        Call::Verdicts { owner, .. } => verdicts(engine, owner.as_ref(), None),
+        Call::Findings => json(&engine.state.findings().map(FindingDoc::from).collect::<Vec<_>>()),
+        Call::Finding(id) => match engine.state.findings().find(|f| f.id == id) {
+            Some(f) => json(&FindingDoc::from(f)),
+            None => Err(problem(
+                404,
+                "unknown",
+                format!("there is no finding {id} (the newest 256 are kept)"),
+                None,
+            )),
+        },
+        Call::Admit(admission) => admit(engine, about, *admission),
+        Call::Release(owner) => release(engine, owner),
+    }
+}
+
+fn unknown(owner: &Owner) -> Box<ProblemDoc> {
+    problem(404, "unknown", format!("{owner} holds no CPUs"), Some("`truepin list` shows who does"))
+}
+
+/// A look at everything now: the start of a window.
+pub fn base(engine: &mut Engine) -> Result<Arc<Evidence>, Box<ProblemDoc>> {
+    match engine.ask(|ticket| Event::Inspect { ticket }) {
+        Answer::Inspected(evidence) => Ok(evidence),
+        Answer::Failed(what) => Err(problem(503, "no-evidence", what, None)),
+        other => Err(problem(500, "internal", format!("unexpected answer {other:?}"), None)),
+    }
+}
+
+/// Verdicts since `from`, or since each assignment.
+pub fn verdicts(engine: &mut Engine, owner: Option<&Owner>, from: Option<&Evidence>) -> Outcome {
+    let now = base(engine)?;
+    let owners: Vec<Owner> = match owner {
+        Some(o) => vec![o.clone()],
+        None => engine.state.assignments.owners.keys().cloned().collect(),
+    };
+    let mut documents = Vec::new();
+    for owner in &owners {
+        match engine.state.verdict(owner, from, &now) {
+            Some(v) => documents.push(verdict_doc(engine, &v)),
+            None => return Err(unknown(owner)),
+        }
+    }
+    json(&VerdictsDoc { schema: "truepin.verdicts/1".into(), verdicts: documents })
+}
+
+fn verdict_doc(engine: &Engine, v: &Verdict) -> VerdictDoc {
+    VerdictDoc::new(v, |id| {
+        if let Some(path) = engine.state.path_of(id) {
+            return Some(path.to_string());
+        }
+        // Outside what is watched: as a rule the intruder still lives, and its process tells.
+        let intruder = v.intruders.iter().find(|i| i.cgroup == id)?;
+        procfs::who(intruder.tgid).1.map(|p| p.to_string())
+    })
+}
+
+fn owners(engine: &mut Engine) -> Result<OwnersDoc, Box<ProblemDoc>> {
+    let now = base(engine)?;
+    let state = &engine.state;
+    let one = |(owner, a): (&Owner, &truepin::assignments::Assignment)| {
+        let verdict = state.verdict(owner, None, &now);
+        OwnerDoc::new(owner, a, state.topology.nodes_of(&a.cpus), verdict.as_ref())
+    };
+    let owners = state.assignments.owners.iter().map(one).collect();
+    Ok(OwnersDoc { schema: "truepin.owners/1".into(), owners })
+}
+
+fn admit(engine: &mut Engine, about: &About, a: Admission) -> Outcome {
+    let near = match &a.near {
+        Some(device) => {
+            let found = sysfs::device(&about.sysfs, &engine.state.topology, device);
+            found.map_err(|e| problem(422, "usage", chain(&e), None))?.nodes
+        }
+        None => NodeSet::new(),
+    };
+    let request = Request {
+        owner: a.owner,
+        cpus: a.cpus,
+        numa: a.numa.unwrap_or(about.numa),
+        whole_cores: a.whole_cores,
+        near,
+        isolation: a.isolation,
+    };
+    let home = a.cgroup.map_or(Home::New, Home::Existing);
+    let pid = a.pid;
+    let event = |ticket| Event::Admit { ticket, request, exactly: None, home, pid };
+    match engine.ask(event) {
+        Answer::Assigned(owner, assignment) => {
+            let nodes = engine.state.topology.nodes_of(&assignment.cpus);
+            json(&OwnerDoc::new(&owner, &assignment, nodes, None))
+        }
+        Answer::Refused(error) => Err(refused(&error)),
+        Answer::Failed(what) => Err(problem(503, "failed", what, None)),
+        other => Err(problem(500, "internal", format!("unexpected answer {other:?}"), None)),
+    }
+}
+
+fn refused(error: &AdmitError) -> Box<ProblemDoc> {
+    let (status, title, hint) = match error {
+        AdmitError::Audit => (409, "audit", Some("start the agent with --mode enforce to assign CPUs")),
+        AdmitError::Placement(_) | AdmitError::Problem(_) => (409, "refused", None),
+        AdmitError::Reserve(_) => (409, "refused", Some("`truepin list` shows who holds what")),
+        AdmitError::Path(_) => (422, "usage", None),
+        AdmitError::NoPartitions | AdmitError::PartitionRefused { .. } => {
+            (409, "refused", Some("use --isolation member or auto"))
+        }
+        AdmitError::NotDurable(_) | AdmitError::Kernel(_) | AdmitError::Stuck(_) => (503, "failed", None),
+    };
+    let mut p = problem(status, title, chain(error), hint);
+    if let AdmitError::Placement(refusal) = error {
+        p.refusal = serde_json::to_value(refusal).ok();
+    }
+    p
+}
+
+fn release(engine: &mut Engine, owner: Option<Owner>) -> Outcome {
+    let asked = owner.clone();
+    match engine.ask(|ticket| Event::Release { ticket, owner }) {
+        Answer::Released(released) => {
+            let mut verdicts: Vec<VerdictDoc> =
+                released.iter().filter_map(|(_, v)| v.as_ref()).map(|v| verdict_doc(engine, v)).collect();
+            // It may have ended by itself: its last verdict is kept.
+            if let (true, Some(owner)) = (verdicts.is_empty(), asked) {
+                let nothing = Evidence::default();
+                verdicts
+                    .extend(engine.state.verdict(&owner, None, &nothing).map(|v| verdict_doc(engine, &v)));
+            }
+            let owners = released.into_iter().map(|(o, _)| o).collect();
+            json(&ReleasedDoc { schema: "truepin.released/1".into(), owners, verdicts })
+        }
+        Answer::Failed(what) => Err(problem(503, "failed", what, None)),
+        Answer::Refused(error) => Err(refused(&error)),
+        other => Err(problem(500, "internal", format!("unexpected answer {other:?}"), None)),
+    }
+}
+
+fn status(engine: &Engine, about: &About) -> StatusDoc {
+    let state = &engine.state;
+    let table = &state.assignments;
+    let clock = procfs::clock_state(std::path::Path::new("/")).unwrap_or_default();
+    let mut owners = BTreeMap::new();
+    for a in table.owners.values() {
+        *owners.entry(a.mode.name().to_owned()).or_insert(0) += 1;
+    }
+    let findings: Vec<FindingDoc> = state.findings().map(FindingDoc::from).collect();
+    StatusDoc {
+        schema: "truepin.status/1".into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        pid: std::process::id(),
+        mode: if state.settings.audit { "audit".into() } else { "enforce".into() },
+        settled: state.is_settled(),
+        kernel: KernelDoc {
+            release: nix::sys::utsname::uname()
+                .map(|u| u.release().to_string_lossy().into_owned())
+                .unwrap_or_default(),
+            cgroup_root: engine.kernel.mount().root.display().to_string(),
+            cpuset: state.facts.cpuset,
+            partitions: state.facts.exclusive,
+            empty_write_refused: state.facts.empty_refused,
+            bpf: state.facts.bpf,
+            notify: engine.watch.is_some(),
+            writers: engine.writers.is_some(),
+            clock_stable: clock.is_stable(),
+            clocksource: clock.source,
+        },
+        pools: PoolsDoc {
+            online: state.online.clone(),
+            reserved: table.reserved.clone(),
+            exclusive: table.exclusive(),
+            shared: table.shared_pool(&state.online),
+            free: table.free(&state.online),
+        },
+        owners,
+        problems: state.problems().map(ToString::to_string).collect(),
+        findings: findings.into_iter().rev().take(20).rev().collect(),
+        cost: cost(about),
+    }
+}
+
+fn cost(about: &About) -> CostDoc {
+    let (rss_bytes, cpu_ns) = procfs::own_cost().unwrap_or((0, 0));
+    let uptime_ns = procfs::now().map_or(0, |n| n.mono_ns.saturating_sub(about.started_ns));
+    CostDoc { rss_bytes, cpu_ns, uptime_ns }
+}

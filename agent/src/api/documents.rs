@@ -1,0 +1,370 @@
+//! The JSON documents. Each has a `schema`; fields are added, never re-used; maps and lists are ordered, so that equal
+//! content has equal bytes. CPU sets are list strings, times integer nanoseconds, instants RFC 3339 with nanoseconds,
+//! ids strings.
+
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, UNIX_EPOCH};
+use truepin::{
+    CgroupId, CpuSet, NodeSet, Owner,
+    assignments::{Assignment, Mode},
+    ledger::{ClassTimes, Intruder, IntruderKind},
+    reconcile::{Finding, Writer},
+    request::Isolation,
+    verdict::{CpuAccount, Instant, Judgement, Verdict},
+};
+
+/// RFC 3339 in UTC with nanoseconds.
+#[must_use]
+pub fn rfc3339(wall_ns: u64) -> String {
+    humantime::format_rfc3339_nanos(UNIX_EPOCH + Duration::from_nanos(wall_ns)).to_string()
+}
+
+/// A monotonic time as an instant, by the difference that `at` shows between the clocks.
+fn wall(at: Instant, mono_ns: u64) -> String {
+    rfc3339(at.wall_ns.saturating_sub(at.mono_ns).saturating_add(mono_ns))
+}
+
+/// `truepin.owner/1`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OwnerDoc {
+    /// `truepin.owner/1`
+    pub schema: String,
+    /// The owner.
+    pub owner: Owner,
+    /// Its exclusive set.
+    pub cpus: CpuSet,
+    /// The NUMA nodes of that set.
+    pub nodes: NodeSet,
+    /// Its cgroup.
+    pub cgroup: String,
+    /// partition, member or audit: what is in force.
+    pub mode: Mode,
+    /// What was asked for.
+    pub isolation: Isolation,
+    /// Whether truepin made the cgroup.
+    pub created: bool,
+    /// Why this set.
+    pub reason: String,
+    /// The verdict since the assignment, or since the agent started.
+    pub verdict: Option<Judgement>,
+    /// The verdict's first reason.
+    pub verdict_reason: Option<String>,
+}
+
+impl OwnerDoc {
+    /// From the table.
+    #[must_use]
+    pub fn new(owner: &Owner, a: &Assignment, nodes: NodeSet, verdict: Option<&Verdict>) -> Self {
+        Self {
+            schema: "truepin.owner/1".into(),
+            owner: owner.clone(),
+            cpus: a.cpus.clone(),
+            nodes,
+            cgroup: a.cgroup.to_string(),
+            mode: a.mode,
+            isolation: a.isolation,
+            created: a.created,
+            reason: a.reason.clone(),
+            verdict: verdict.map(|v| v.judgement),
+            verdict_reason: verdict.and_then(|v| v.reasons.first().cloned()),
+        }
+    }
+}
+
+/// `truepin.owners/1`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OwnersDoc {
+    /// `truepin.owners/1`
+    pub schema: String,
+    /// By owner.
+    pub owners: Vec<OwnerDoc>,
+}
+
+/// One CPU of a verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuDoc {
+    /// The CPU.
+    pub cpu: u32,
+    /// By class.
+    #[serde(flatten)]
+    pub times: ClassTimes,
+    /// Context switches.
+    pub switches: u64,
+}
+
+/// Who was there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IntruderDoc {
+    /// Process id.
+    pub pid: u32,
+    /// Thread id.
+    pub tid: u32,
+    /// Thread name.
+    pub comm: String,
+    /// Its cgroup; `#id` when the path is not known any more.
+    pub cgroup: String,
+    /// `foreign` or `kthread`.
+    pub kind: String,
+    /// Where.
+    pub cpu: u32,
+    /// How long in the interval.
+    pub ns: u64,
+    /// Start of its first slice there.
+    pub first: String,
+    /// End of its last.
+    pub last: String,
+}
+
+/// `truepin.verdict/1`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VerdictDoc {
+    /// `truepin.verdict/1`
+    pub schema: String,
+    /// Whose.
+    pub owner: Owner,
+    /// Its CPUs.
+    pub cpus: CpuSet,
+    /// partition, member or audit.
+    pub mode: Mode,
+    /// The evidence used.
+    pub means: Vec<String>,
+    /// Start of the interval.
+    pub from: String,
+    /// End of the interval.
+    pub to: String,
+    /// Its length.
+    pub elapsed_ns: u64,
+    /// The answer.
+    pub verdict: Judgement,
+    /// Why.
+    pub reasons: Vec<String>,
+    /// By CPU.
+    pub cpu: Vec<CpuDoc>,
+    /// Moves of its tasks to other CPUs.
+    pub departures: u64,
+    /// All moves of its tasks.
+    pub migrations: u64,
+    /// Records lost: names, never amounts.
+    pub lost: u64,
+    /// Who was there, longest first.
+    pub intruders: Vec<IntruderDoc>,
+    /// What cannot be seen.
+    pub blind_spots: Vec<String>,
+}
+
+impl VerdictDoc {
+    /// `path_of` finds the path of a cgroup id.
+    pub fn new(v: &Verdict, path_of: impl Fn(CgroupId) -> Option<String>) -> Self {
+        let intruder = |i: &Intruder| IntruderDoc {
+            pid: i.tgid,
+            tid: i.pid,
+            comm: i.comm.clone(),
+            cgroup: path_of(i.cgroup).unwrap_or_else(|| format!("#{}", i.cgroup)),
+            kind: if i.kind == IntruderKind::Foreign { "foreign".into() } else { "kthread".into() },
+            cpu: i.cpu.0,
+            ns: i.ns,
+            first: wall(v.to, i.first_ns),
+            last: wall(v.to, i.last_ns),
+        };
+        let cpu = |c: &CpuAccount| CpuDoc { cpu: c.cpu.0, times: c.times, switches: c.switches };
+        Self {
+            schema: "truepin.verdict/1".into(),
+            owner: v.owner.clone(),
+            cpus: v.cpus.clone(),
+            mode: v.mode,
+            means: v.means.clone(),
+            from: rfc3339(v.from.wall_ns),
+            to: rfc3339(v.to.wall_ns),
+            elapsed_ns: v.to.mono_ns.saturating_sub(v.from.mono_ns),
+            verdict: v.judgement,
+            reasons: v.reasons.clone(),
+            cpu: v.accounts.iter().map(cpu).collect(),
+            departures: v.departures,
+            migrations: v.migrations,
+            lost: v.lost,
+            intruders: v.intruders.iter().map(intruder).collect(),
+            blind_spots: v.blind_spots.iter().map(|s| (*s).to_owned()).collect(),
+        }
+    }
+}
+
+/// `truepin.verdicts/1`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VerdictsDoc {
+    /// `truepin.verdicts/1`
+    pub schema: String,
+    /// By owner.
+    pub verdicts: Vec<VerdictDoc>,
+}
+
+/// `truepin.released/1`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReleasedDoc {
+    /// `truepin.released/1`
+    pub schema: String,
+    /// Who gave CPUs back; empty when nobody held any.
+    pub owners: Vec<Owner>,
+    /// Their last verdicts; also of one that had ended before.
+    pub verdicts: Vec<VerdictDoc>,
+}
+
+/// A writer of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WriterDoc {
+    /// Process id.
+    pub pid: u32,
+    /// Name when the event was read.
+    pub comm: String,
+    /// Its cgroup.
+    pub cgroup: Option<String>,
+}
+
+impl From<&Writer> for WriterDoc {
+    fn from(w: &Writer) -> Self {
+        Self { pid: w.pid, comm: w.comm.clone(), cgroup: w.cgroup.as_ref().map(ToString::to_string) }
+    }
+}
+
+/// `truepin.finding/1`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FindingDoc {
+    /// `truepin.finding/1`
+    pub schema: String,
+    /// Counts from 1 in the life of an agent.
+    pub id: String,
+    /// When.
+    pub at: String,
+    /// A short word.
+    pub kind: String,
+    /// A sentence.
+    pub text: String,
+    /// Who did it, where that is known.
+    pub writer: Option<WriterDoc>,
+    /// When it was mended.
+    pub mended: Option<String>,
+}
+
+impl From<&Finding> for FindingDoc {
+    fn from(f: &Finding) -> Self {
+        Self {
+            schema: "truepin.finding/1".into(),
+            id: f.id.to_string(),
+            at: rfc3339(f.at.wall_ns),
+            kind: f.kind.name().into(),
+            text: f.kind.to_string(),
+            writer: f.kind.writer().map(WriterDoc::from),
+            mended: f.mended.map(|m| rfc3339(m.wall_ns)),
+        }
+    }
+}
+
+/// What is in force on this kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(clippy::struct_excessive_bools, reason = "a list of features for JSON, each present or not")]
+pub struct KernelDoc {
+    /// `uname -r`
+    pub release: String,
+    /// Where cgroup2 is mounted.
+    pub cgroup_root: String,
+    /// cpuset is on cgroup v2.
+    pub cpuset: bool,
+    /// Remote partitions: `cpuset.cpus.exclusive` exists.
+    pub partitions: bool,
+    /// An empty `cpuset.cpus` on a populated cgroup was refused; false when that was not met.
+    pub empty_write_refused: bool,
+    /// The eBPF programs are attached.
+    pub bpf: bool,
+    /// inotify tells that files change.
+    pub notify: bool,
+    /// fanotify tells who changes them.
+    pub writers: bool,
+    /// The clock source, and whether times of different CPUs may be compared.
+    pub clocksource: String,
+    /// As above.
+    pub clock_stable: bool,
+}
+
+/// Where CPUs are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolsDoc {
+    /// Online.
+    pub online: CpuSet,
+    /// Never handed out.
+    pub reserved: CpuSet,
+    /// Held by owners.
+    pub exclusive: CpuSet,
+    /// Everybody else's.
+    pub shared: CpuSet,
+    /// Could be handed out now.
+    pub free: CpuSet,
+}
+
+/// What the agent costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CostDoc {
+    /// Resident memory.
+    pub rss_bytes: u64,
+    /// CPU time of the process.
+    pub cpu_ns: u64,
+    /// Since it started.
+    pub uptime_ns: u64,
+}
+
+/// `truepin.status/1`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StatusDoc {
+    /// `truepin.status/1`
+    pub schema: String,
+    /// Of truepin.
+    pub version: String,
+    /// Of the agent.
+    pub pid: u32,
+    /// enforce or audit.
+    pub mode: String,
+    /// Whether kernel and table agreed when last looked.
+    pub settled: bool,
+    /// The kernel.
+    pub kernel: KernelDoc,
+    /// CPUs.
+    pub pools: PoolsDoc,
+    /// How many owners by mode in force.
+    pub owners: std::collections::BTreeMap<String, u32>,
+    /// Problems in force.
+    pub problems: Vec<String>,
+    /// The newest findings, newest last.
+    pub findings: Vec<FindingDoc>,
+    /// What it costs.
+    pub cost: CostDoc,
+}
+
+/// `application/problem+json` (RFC 9457), with what to do next.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProblemDoc {
+    /// `about:blank`
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// A short word: `refused`, `usage`, `unavailable`, …
+    pub title: String,
+    /// HTTP status.
+    pub status: u16,
+    /// A sentence.
+    pub detail: String,
+    /// What to do.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub hint: Option<String>,
+    /// What was free where, for a refused placement.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub refusal: Option<serde_json::Value>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instants_have_nanoseconds() {
+        assert_eq!(rfc3339(1_700_000_000_000_000_001), "2023-11-14T22:13:20.000000001Z");
+        let at = Instant { mono_ns: 5_000, wall_ns: 1_700_000_000_000_005_000 };
+        assert_eq!(wall(at, 4_000), "2023-11-14T22:13:20.000004000Z");
+    }
+}

@@ -1,0 +1,144 @@
+//! From the embedded object to programs that run: offsets, maps, verifier, links.
+
+use super::{error::BpfError, maps::Maps};
+use crate::btf;
+use aya::{
+    Btf, Ebpf, EbpfLoader, include_bytes_aligned,
+    programs::{
+        BtfTracePoint, Program, ProgramError, RawTracePoint, RawTracePointRunOptions, TestRun as _,
+        links::FdLink,
+    },
+};
+use std::{
+    fs, io,
+    os::fd::{AsFd as _, AsRawFd as _},
+    path::Path,
+};
+use truepin::cpuset::{CpuId, CpuSet};
+
+/// The kernel half: `ebpf/`, as `make bpf` built it. `build.rs` refuses one that is not of this tree.
+pub static OBJECT: &[u8] =
+    include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/../ebpf/prebuilt/truepin.bpf.o"));
+
+const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
+/// The program that is run on request.
+const FLUSH: &str = "flush";
+/// `errno` of a test run on a CPU that is not online (`bpf_prog_test_run_raw_tp` of `net/bpf/test_run.c`).
+const ENXIO: i32 = 6;
+const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
+
+/// The words of `ebpf/src/read.rs`, and the struct and member whose byte offset each gets.
+const OFFSETS: [(&str, &str, &str); 13] = [
+    ("TASK_PID", "task_struct", "pid"),
+    ("TASK_TGID", "task_struct", "tgid"),
+    ("TASK_COMM", "task_struct", "comm"),
+    ("TASK_FLAGS", "task_struct", "flags"),
+    ("TASK_CPU", "task_struct", "thread_info.cpu"),
+    ("TASK_CGROUPS", "task_struct", "cgroups"),
+    ("TASK_NR_CPUS", "task_struct", "nr_cpus_allowed"),
+    ("TASK_START", "task_struct", "start_boottime"),
+    ("CSS_SET_DFL_CGRP", "css_set", "dfl_cgrp"),
+    ("CGROUP_KN", "cgroup", "kn"),
+    ("CGROUP_LEVEL", "cgroup", "level"),
+    ("CGROUP_ANCESTORS", "cgroup", "ancestors"),
+    ("KERNFS_NODE_ID", "kernfs_node", "id"),
+];
+
+/// Byte offsets by word, of the running kernel.
+pub fn offsets() -> Result<Vec<(&'static str, u32)>, BpfError> {
+    let path = Path::new(KERNEL_BTF);
+    let blob = fs::read(path).map_err(|source| BpfError::NoBtf { path: path.into(), source })?;
+    let find = |btf: btf::Btf<'_>| {
+        OFFSETS.iter().map(|(word, name, member)| Ok((*word, btf.offset(name, member)?))).collect()
+    };
+    btf::Btf::parse(&blob).and_then(find).map_err(|source| BpfError::Btf { path: path.into(), source })
+}
+
+/// The CPUs that can ever be there, ascending: the order of the values of a per-CPU map.
+pub(super) fn possible_cpus() -> Result<Vec<CpuId>, BpfError> {
+    let path = Path::new(POSSIBLE);
+    let text = fs::read_to_string(path).map_err(|source| BpfError::Read { path: path.into(), source })?;
+    let set: CpuSet = text.parse().map_err(|source| BpfError::Cpus { path: path.into(), source })?;
+    Ok(set.iter().collect())
+}
+
+/// Makes the maps, with the running kernel's offsets in the read-only one.
+pub(super) fn object(possible: &[CpuId]) -> Result<(Ebpf, Maps), BpfError> {
+    let offsets = offsets()?;
+    let mut loader = EbpfLoader::new();
+    for (word, offset) in &offsets {
+        loader.override_global(word, offset, true);
+    }
+    loader.map_max_entries("CPUS", possible.last().map_or(1, |cpu| cpu.0 + 1));
+    let mut bpf = loader.load(OBJECT).map_err(|e| BpfError::Object(Box::new(e)))?;
+    let maps = Maps::take(&mut bpf)?;
+    Ok((bpf, maps))
+}
+
+/// The kernel's types in aya's form, to find tracepoints by name. Large: drop it after loading.
+pub(super) fn kernel_types() -> Result<Btf, BpfError> {
+    Btf::from_sys_fs()
+        .map_err(|e| BpfError::NoBtf { path: KERNEL_BTF.into(), source: io::Error::other(e.to_string()) })
+}
+
+/// Hands a `tp_btf` program to the verifier.
+pub(super) fn load(
+    bpf: &mut Ebpf,
+    types: &Btf,
+    program: &'static str,
+    tracepoint: &str,
+) -> Result<(), BpfError> {
+    tracing(bpf, program)?.load(tracepoint, types).map_err(BpfError::program(program, "load"))
+}
+
+/// Attaches a loaded program; dropping the link detaches it.
+pub(super) fn attach(bpf: &mut Ebpf, program: &'static str) -> Result<FdLink, BpfError> {
+    let p = tracing(bpf, program)?;
+    let id = p.attach().map_err(BpfError::program(program, "attach"))?;
+    p.take_link(id).map(FdLink::from).map_err(BpfError::program(program, "attach"))
+}
+
+/// A `tp_btf` program of the object.
+pub(super) fn tracing<'a>(bpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut BtfTracePoint, BpfError> {
+    let program = bpf.program_mut(name).ok_or(BpfError::Missing { what: "program", name })?;
+    program.try_into().map_err(BpfError::program(name, "find"))
+}
+
+/// Hands the flush to the verifier. It is run on request, never attached.
+pub(super) fn load_flush(bpf: &mut Ebpf) -> Result<(), BpfError> {
+    let program = bpf.program_mut(FLUSH).ok_or(BpfError::Missing { what: "program", name: FLUSH })?;
+    <&mut RawTracePoint>::try_from(program)
+        .and_then(RawTracePoint::load)
+        .map_err(BpfError::program(FLUSH, "load"))
+}
+
+/// Closes the open slice of a CPU and publishes its slot. False if the CPU is not online.
+pub(super) fn flush(bpf: &Ebpf, cpu: CpuId) -> Result<bool, BpfError> {
+    let Some(Program::RawTracePoint(program)) = bpf.program(FLUSH) else {
+        return Err(BpfError::Missing { what: "program", name: FLUSH });
+    };
+    let mut options = RawTracePointRunOptions::new();
+    options.cpu = Some(cpu.0);
+    match program.test_run(options) {
+        Ok(_) => Ok(true),
+        Err(ProgramError::SyscallError(e)) if e.io_error.raw_os_error() == Some(ENXIO) => Ok(false),
+        Err(source) => Err(BpfError::Flush { cpu, source: Box::new(source) }),
+    }
+}
+
+/// Runs of a loaded program that the kernel skipped because the program was already running on that CPU. Not in
+/// aya 0.14, so from the file descriptor's page in /proc (`bpf_prog_show_fdinfo` of `kernel/bpf/syscall.c`).
+pub(super) fn misses(bpf: &Ebpf, name: &'static str, text: &mut String) -> Result<u64, BpfError> {
+    let Some(Program::BtfTracePoint(program)) = bpf.program(name) else {
+        return Err(BpfError::Missing { what: "program", name });
+    };
+    let fd = program.fd().map_err(BpfError::program(name, "find"))?.as_fd().as_raw_fd();
+    let path = format!("/proc/self/fdinfo/{fd}");
+    text.clear();
+    fs::File::open(&path)
+        .and_then(|mut f| io::Read::read_to_string(&mut f, text))
+        .map_err(|source| BpfError::Read { path: path.clone().into(), source })?;
+    text.lines().find_map(|line| line.strip_prefix("recursion_misses:")?.trim().parse().ok()).ok_or_else(
+        || BpfError::Content { path: path.into(), found: text.clone(), expected: "a line recursion_misses" },
+    )
+}

@@ -1,0 +1,117 @@
+//! The maps that both halves share, typed. `ebpf/src/maps.rs` declares them.
+
+use super::error::BpfError;
+use aya::{
+    Ebpf, Pod,
+    maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues, RingBuf},
+};
+use truepin_abi::{COPY, Config, Counters, CpuConfig, IntruderKey, IntruderValue, Losses, Slot};
+
+/// Written by user space: `cpus`, `owners`, `config`; the rest by the kernel half.
+pub(super) struct Maps {
+    slots: PerCpuArray<MapData, Slot>,
+    cpus: Array<MapData, CpuConfig>,
+    owners: HashMap<MapData, u64, u32>,
+    config: Array<MapData, Config>,
+    counters: PerCpuArray<MapData, Counters>,
+    losses: PerCpuArray<MapData, Losses>,
+    intruders: HashMap<MapData, IntruderKey, IntruderValue>,
+    /// Departure records.
+    pub(super) ring: RingBuf<MapData>,
+}
+
+/// Takes a map out of the object; aya checks the sizes of key and value.
+fn take<M: TryFrom<Map, Error = MapError>>(bpf: &mut Ebpf, name: &'static str) -> Result<M, BpfError> {
+    let map = bpf.take_map(name).ok_or(BpfError::Missing { what: "map", name })?;
+    M::try_from(map).map_err(BpfError::map(name, "open"))
+}
+
+/// One value for each possible CPU.
+fn of_cpus<T: Pod>(
+    map: &PerCpuArray<MapData, T>,
+    name: &'static str,
+    index: u32,
+) -> Result<PerCpuValues<T>, BpfError> {
+    map.get(&index, 0).map_err(BpfError::map(name, "read"))
+}
+
+impl Maps {
+    pub(super) fn take(bpf: &mut Ebpf) -> Result<Self, BpfError> {
+        Ok(Self {
+            slots: take(bpf, "SLOTS")?,
+            cpus: take(bpf, "CPUS")?,
+            owners: take(bpf, "OWNERS")?,
+            config: take(bpf, "CONFIG")?,
+            counters: take(bpf, "COUNTERS")?,
+            losses: take(bpf, "LOSSES")?,
+            intruders: take(bpf, "INTRUDERS")?,
+            ring: take(bpf, "DEPARTURES")?,
+        })
+    }
+
+    /// What the last flush of each CPU published.
+    pub(super) fn published(&self) -> Result<PerCpuValues<Slot>, BpfError> {
+        of_cpus(&self.slots, "SLOTS", COPY)
+    }
+
+    /// How many CPU numbers there are.
+    pub(super) fn cpu_count(&self) -> u32 {
+        self.cpus.len()
+    }
+
+    pub(super) fn set_cpu(&mut self, cpu: u32, value: CpuConfig) -> Result<(), BpfError> {
+        self.cpus.set(cpu, value, 0).map_err(BpfError::map("CPUS", "write"))
+    }
+
+    pub(super) fn set_config(&mut self, config: Config) -> Result<(), BpfError> {
+        self.config.set(0, config, 0).map_err(BpfError::map("CONFIG", "write"))
+    }
+
+    pub(super) fn set_owner(&mut self, cgroup: u64, index: u32) -> Result<(), BpfError> {
+        self.owners.insert(cgroup, index, 0).map_err(BpfError::map("OWNERS", "write"))
+    }
+
+    /// Forgets an owner; one that is not there is forgotten already.
+    pub(super) fn remove_owner(&mut self, cgroup: u64) -> Result<(), BpfError> {
+        gone_is_fine(self.owners.remove(&cgroup)).map_err(BpfError::map("OWNERS", "remove from"))
+    }
+
+    /// Forgets every owner, known or not.
+    pub(super) fn clear_owners(&mut self) -> Result<(), BpfError> {
+        let keys: Vec<u64> =
+            self.owners.keys().collect::<Result<_, _>>().map_err(BpfError::map("OWNERS", "read"))?;
+        keys.into_iter().try_for_each(|key| self.remove_owner(key))
+    }
+
+    /// `(migrations, departures)` of an owner since the object was loaded.
+    pub(super) fn counters(&self, index: u32) -> Result<(u64, u64), BpfError> {
+        let all = of_cpus(&self.counters, "COUNTERS", index)?;
+        Ok(all.iter().fold((0, 0), |(m, d), c| (m + c.migrations, d + c.departures)))
+    }
+
+    /// `(ring drops, lost intruder slices)` since the object was loaded.
+    pub(super) fn losses(&self) -> Result<(u64, u64), BpfError> {
+        let all = of_cpus(&self.losses, "LOSSES", 0)?;
+        Ok(all.iter().fold((0, 0), |(r, i), l| (r + l.ring_drops, i + l.intruders_lost)))
+    }
+
+    /// Every entry of the table of intruders, in no order.
+    pub(super) fn intruders(
+        &self,
+    ) -> impl Iterator<Item = Result<(IntruderKey, IntruderValue), BpfError>> + '_ {
+        self.intruders.iter().map(|entry| entry.map_err(BpfError::map("INTRUDERS", "read")))
+    }
+
+    pub(super) fn remove_intruder(&mut self, key: &IntruderKey) -> Result<(), BpfError> {
+        gone_is_fine(self.intruders.remove(key)).map_err(BpfError::map("INTRUDERS", "remove from"))
+    }
+}
+
+/// aya reports a key that is not there as the system call's `ENOENT`.
+fn gone_is_fine(result: Result<(), MapError>) -> Result<(), MapError> {
+    match result {
+        Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(e)) if e.io_error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}

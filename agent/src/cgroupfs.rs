@@ -1,0 +1,415 @@
+//! The kernel's cgroup2 file system: the real [`Kernel`].
+//!
+//! Problem: half a reading makes a wrong plan, and a cgroup may vanish between two reads. So a cgroup that is gone
+//! (`ENOENT`, `ENODEV`) is left out as a whole, and every other failure is an error that names the file.
+//! Steps: find the mount in `/proc/self/mountinfo` and check its magic; read one file at a time, whole; write one
+//! value in one `write(2)`. Creation, attachment and deletion go through cgroups-rs where it can be used: it looks
+//! for the literal `/sys/fs/cgroup/cgroup.controllers`, so elsewhere (hybrid hosts, copied trees) the same three are
+//! done here.
+//! A *copied tree* outside cgroup2 is accepted only where it was set explicitly; derived files do not follow there.
+
+use cgroups_rs::{
+    CgroupPid,
+    fs::{Cgroup, hierarchies},
+};
+use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+use truepin::{
+    CgroupId, CgroupPath, CpuSet, CpusetFile,
+    observed::{CgroupKind, CgroupObserved, CpusetObserved, Kernel, KernelError, Observed, Scope, Step},
+};
+
+const ENOENT: i32 = 2;
+const ENODEV: i32 = 19;
+const EOPNOTSUPP: i32 = 95;
+
+/// Where cgroup2 is, and what can be done there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    /// The root cgroup's directory.
+    pub root: PathBuf,
+    /// Whether the root offers the cpuset controller.
+    pub cpuset: bool,
+    /// A directory that only looks like cgroup2.
+    pub copied: bool,
+}
+
+/// No cgroup2 to work with.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// Nothing is mounted.
+    #[error("no cgroup2 file system is mounted (looked in /proc/self/mountinfo)")]
+    Absent,
+    /// A file could not be read.
+    #[error("reading {}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Mount {
+    /// The host's cgroup2 mount, `/sys/fs/cgroup` if there are several; or `set`, which may be a copied tree.
+    pub fn find(set: Option<&Path>) -> Result<Self, MountError> {
+        let root = match set {
+            Some(path) => path.to_owned(),
+            None => Self::mounted()?,
+        };
+        let copied = statfs(&root).map_or(true, |s| s.filesystem_type() != CGROUP2_SUPER_MAGIC);
+        let controllers = root.join("cgroup.controllers");
+        let text = fs::read_to_string(&controllers)
+            .map_err(|source| MountError::Read { path: controllers, source })?;
+        Ok(Self { cpuset: text.split_whitespace().any(|c| c == "cpuset"), root, copied })
+    }
+
+    fn mounted() -> Result<PathBuf, MountError> {
+        let path = PathBuf::from("/proc/self/mountinfo");
+        let text = fs::read_to_string(&path).map_err(|source| MountError::Read { path, source })?;
+        let mut found: Vec<PathBuf> = text.lines().filter_map(cgroup2_mount).collect();
+        found.sort_by_key(|p| (p != Path::new("/sys/fs/cgroup"), p.clone()));
+        found.into_iter().next().ok_or(MountError::Absent)
+    }
+}
+
+/// The mount point of a mountinfo line of type cgroup2 that shows the hierarchy's root (proc(5)). Octal escapes are
+/// not decoded: a cgroup2 mount with a blank in its path is set explicitly.
+fn cgroup2_mount(line: &str) -> Option<PathBuf> {
+    let (left, right) = line.split_once(" - ")?;
+    let mut fields = left.split(' ').skip(3);
+    let (shown, point) = (fields.next()?, fields.next()?);
+    (right.split(' ').next() == Some("cgroup2") && shown == "/").then(|| point.into())
+}
+
+/// The real kernel.
+#[derive(Debug)]
+pub struct CgroupFs {
+    mount: Mount,
+    online: PathBuf,
+    /// Whether cgroups-rs can be used here.
+    literal: bool,
+}
+
+/// What a read gives.
+enum Found<T> {
+    Here(T),
+    Gone,
+}
+
+impl CgroupFs {
+    /// `sysfs` is the directory that holds `sys/devices/system/cpu`.
+    #[must_use]
+    pub fn new(mount: Mount, sysfs: &Path) -> Self {
+        let literal = !mount.copied && mount.root == Path::new("/sys/fs/cgroup");
+        Self { online: sysfs.join("sys/devices/system/cpu/online"), mount, literal }
+    }
+
+    /// Where it is mounted.
+    #[must_use]
+    pub fn mount(&self) -> &Mount {
+        &self.mount
+    }
+
+    /// The directory of a cgroup.
+    #[must_use]
+    pub fn dir(&self, path: &CgroupPath) -> PathBuf {
+        self.mount.root.join(path.as_str())
+    }
+
+    /// Whether `cpuset.cpus.exclusive` exists: looked for in the first cgroup that has cpuset files. `None` where
+    /// none has, so that it cannot be told yet.
+    pub fn has_exclusive(&self) -> Result<Option<bool>, KernelError> {
+        for child in self.children(&CgroupPath::root())? {
+            let dir = self.dir(&child);
+            if dir.join("cpuset.cpus").exists() {
+                return Ok(Some(dir.join(CpusetFile::Exclusive.name()).exists()));
+            }
+        }
+        Ok(None)
+    }
+
+    fn children(&self, path: &CgroupPath) -> Result<Vec<CgroupPath>, KernelError> {
+        let dir = self.dir(path);
+        let entries = match fs::read_dir(&dir) {
+            Ok(entries) => entries,
+            Err(e) if is_gone(&e) => return Ok(Vec::new()),
+            Err(e) => return Err(failed("list", &dir, None, &e)),
+        };
+        let mut found = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(|e| failed("list", &dir, None, &e))?;
+            let is_dir = entry.file_type().map_err(|e| failed("list", &entry.path(), None, &e))?.is_dir();
+            if !is_dir {
+                continue;
+            }
+            // A name that is not UTF-8 or holds a newline is legal and is nobody's of ours.
+            if let Some(child) = entry.file_name().to_str().and_then(|n| path.child(n).ok()) {
+                found.push(child);
+            }
+        }
+        Ok(found)
+    }
+
+    fn scope(&self, scope: &Scope) -> Result<Vec<CgroupPath>, KernelError> {
+        let mut wanted = std::collections::BTreeSet::from([CgroupPath::root()]);
+        match scope {
+            Scope::Named(paths) => wanted.extend(paths.iter().cloned()),
+            Scope::Around(paths) => {
+                let mut listed = std::collections::BTreeSet::from([CgroupPath::root()]);
+                for path in paths {
+                    listed.extend(path.ancestors());
+                    listed.insert(path.clone());
+                }
+                for path in &listed {
+                    wanted.extend(self.children(path)?);
+                }
+                wanted.extend(listed);
+            }
+        }
+        Ok(wanted.into_iter().collect())
+    }
+
+    /// `None` when the cgroup is gone.
+    fn observe_one(&self, path: &CgroupPath) -> Result<Option<CgroupObserved>, KernelError> {
+        let dir = self.dir(path);
+        let id = match fs::metadata(&dir) {
+            Ok(m) => CgroupId(m.ino()),
+            Err(e) if is_gone(&e) => return Ok(None),
+            Err(e) => return Err(failed("stat", &dir, None, &e)),
+        };
+        let Found::Here(control) = read(&dir, "cgroup.subtree_control")? else { return Ok(None) };
+        let enables_cpuset = control.split_whitespace().any(|c| c == "cpuset");
+        let (kind, populated) = if path.is_root() {
+            (CgroupKind::Domain, true)
+        } else {
+            let Found::Here(kind) = read(&dir, "cgroup.type")? else { return Ok(None) };
+            let Found::Here(events) = read(&dir, "cgroup.events")? else { return Ok(None) };
+            (parse_kind(&dir, &kind)?, events.lines().any(|l| l == "populated 1"))
+        };
+        let Some(has_processes) = has_line(&dir, kind)? else { return Ok(None) };
+        let Found::Here(cpuset) = observe_cpuset(path, &dir)? else { return Ok(None) };
+        Ok(Some(CgroupObserved { id, cpuset, enables_cpuset, populated, has_processes, kind }))
+    }
+
+    fn create(&self, path: &CgroupPath) -> Result<(), KernelError> {
+        let dir = self.dir(path);
+        if !self.literal {
+            return fs::create_dir(&dir).map_err(|e| failed("mkdir", &dir, None, &e));
+        }
+        // The controllers are named, because by default it would enable every one; errors of those writes are
+        // dropped there, so the plan enables cpuset itself before, and the next observation tells.
+        let controllers = Some(vec!["cpuset".to_owned()]);
+        Cgroup::new_with_specified_controllers(hierarchies::auto(), path.as_str(), controllers)
+            .map(drop)
+            .map_err(|e| through_crate("mkdir", &dir, None, &e))
+    }
+
+    fn remove(&self, path: &CgroupPath) -> Result<(), KernelError> {
+        let dir = self.dir(path);
+        if self.literal {
+            let cgroup = Cgroup::load(hierarchies::auto(), path.as_str());
+            return cgroup.delete().map_err(|e| through_crate("rmdir", &dir, None, &e));
+        }
+        let removed = if self.mount.copied { fs::remove_dir_all(&dir) } else { fs::remove_dir(&dir) };
+        removed.map_err(|e| failed("rmdir", &dir, None, &e))
+    }
+
+    fn enter(&self, path: &CgroupPath, pid: u32) -> Result<(), KernelError> {
+        let file = self.dir(path).join("cgroup.procs");
+        if !self.literal {
+            return write(&file, &pid.to_string());
+        }
+        let cgroup = Cgroup::load(hierarchies::auto(), path.as_str());
+        cgroup
+            .add_task_by_tgid(CgroupPid::from(u64::from(pid)))
+            .map_err(|e| through_crate("write", &file, Some(pid.to_string()), &e))
+    }
+}
+
+impl Kernel for CgroupFs {
+    fn observe(&mut self, scope: &Scope) -> Result<Observed, KernelError> {
+        let mut observed = Observed { copied: self.mount.copied, ..Observed::default() };
+        let text = fs::read_to_string(&self.online).map_err(|e| failed("read", &self.online, None, &e))?;
+        observed.online = text.parse().map_err(|e| KernelError {
+            operation: "read",
+            target: self.online.display().to_string(),
+            value: Some(text.trim().into()),
+            errno: None,
+            cause: format!("{e}"),
+        })?;
+        for path in self.scope(scope)? {
+            if let Some(cgroup) = self.observe_one(&path)? {
+                observed.cgroups.insert(path, cgroup);
+            }
+        }
+        Ok(observed)
+    }
+
+    fn apply(&mut self, step: &Step) -> Result<(), KernelError> {
+        match step {
+            Step::Create(path) => self.create(path),
+            Step::Remove(path) => self.remove(path),
+            Step::Enable(path) => write(&self.dir(path).join("cgroup.subtree_control"), "+cpuset"),
+            // With a newline, because a write of nothing does not reach the kernel at all.
+            Step::Write { path, file, new, .. } => {
+                write(&self.dir(path).join(file.name()), &format!("{new}\n"))
+            }
+            Step::Enter { path, pid } => self.enter(path, *pid),
+        }
+    }
+}
+
+fn read(dir: &Path, file: &str) -> Result<Found<String>, KernelError> {
+    let path = dir.join(file);
+    match fs::read_to_string(&path) {
+        Ok(text) => Ok(Found::Here(text)),
+        Err(e) if is_gone(&e) => Ok(Found::Gone),
+        Err(e) => Err(failed("read", &path, None, &e)),
+    }
+}
+
+fn parsed<T: FromStr + Default>(dir: &Path, file: &str) -> Result<Found<T>, KernelError>
+where
+    T::Err: std::fmt::Display,
+{
+    match read(dir, file)? {
+        Found::Gone => Ok(Found::Gone),
+        Found::Here(text) => text.trim().parse().map(Found::Here).map_err(|e: T::Err| KernelError {
+            operation: "read",
+            target: dir.join(file).display().to_string(),
+            value: Some(text.trim().into()),
+            errno: None,
+            cause: e.to_string(),
+        }),
+    }
+}
+
+/// A file that older kernels lack.
+fn optional(dir: &Path, file: &str) -> Result<Option<CpuSet>, KernelError> {
+    Ok(match parsed(dir, file)? {
+        Found::Here(set) => Some(set),
+        Found::Gone => None,
+    })
+}
+
+/// `None` where the cgroup has no cpuset files.
+fn observe_cpuset(path: &CgroupPath, dir: &Path) -> Result<Found<Option<CpusetObserved>>, KernelError> {
+    let Found::Here(effective) = parsed(dir, "cpuset.cpus.effective")? else {
+        return Ok(if dir.exists() { Found::Here(None) } else { Found::Gone });
+    };
+    let Found::Here(mems_effective) = parsed(dir, "cpuset.mems.effective")? else { return Ok(Found::Gone) };
+    let mut files = CpusetObserved { effective, mems_effective, ..CpusetObserved::default() };
+    if path.is_root() {
+        return Ok(Found::Here(Some(files)));
+    }
+    let (Found::Here(cpus), Found::Here(mems)) = (parsed(dir, "cpuset.cpus")?, parsed(dir, "cpuset.mems")?)
+    else {
+        return Ok(Found::Gone);
+    };
+    (files.cpus, files.mems) = (cpus, mems);
+    files.exclusive = optional(dir, CpusetFile::Exclusive.name())?;
+    files.exclusive_effective = optional(dir, "cpuset.cpus.exclusive.effective")?;
+    let Found::Here(state) = read(dir, CpusetFile::Partition.name())? else { return Ok(Found::Gone) };
+    files.partition = Some(state.parse().map_err(|e| KernelError {
+        operation: "read",
+        target: dir.join(CpusetFile::Partition.name()).display().to_string(),
+        value: Some(state.trim().into()),
+        errno: None,
+        cause: format!("{e}"),
+    })?);
+    Ok(Found::Here(Some(files)))
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(ENOENT | ENODEV))
+}
+
+fn failed(operation: &'static str, target: &Path, value: Option<&str>, error: &io::Error) -> KernelError {
+    KernelError {
+        operation,
+        target: target.display().to_string(),
+        value: value.map(|v| v.trim().to_owned()),
+        errno: error.raw_os_error(),
+        cause: error.to_string(),
+    }
+}
+
+/// cgroups-rs wraps the system's error one or more levels deep.
+fn through_crate(
+    operation: &'static str,
+    target: &Path,
+    value: Option<String>,
+    error: &(dyn std::error::Error + 'static),
+) -> KernelError {
+    let chain = std::iter::successors(Some(error), |e| e.source());
+    let io = chain.filter_map(|e| e.downcast_ref::<io::Error>()).find_map(io::Error::raw_os_error);
+    let cause = io.map_or_else(|| error.to_string(), |n| io::Error::from_raw_os_error(n).to_string());
+    KernelError { operation, target: target.display().to_string(), value, errno: io, cause }
+}
+
+/// One value, one `write(2)`, never creating a file.
+fn write(path: &Path, value: &str) -> Result<(), KernelError> {
+    let refuse = |e: &io::Error| failed("write", path, Some(value), e);
+    // Truncation only means something on a copied tree; cgroup files ignore it.
+    let mut file = OpenOptions::new().write(true).truncate(true).open(path).map_err(|e| refuse(&e))?;
+    let written = file.write(value.as_bytes()).map_err(|e| refuse(&e))?;
+    if written == value.len() {
+        Ok(())
+    } else {
+        Err(refuse(&io::Error::new(io::ErrorKind::WriteZero, format!("only {written} bytes were taken"))))
+    }
+}
+
+fn parse_kind(dir: &Path, text: &str) -> Result<CgroupKind, KernelError> {
+    match text.trim() {
+        "domain" => Ok(CgroupKind::Domain),
+        "domain threaded" => Ok(CgroupKind::DomainThreaded),
+        "domain invalid" => Ok(CgroupKind::DomainInvalid),
+        "threaded" => Ok(CgroupKind::Threaded),
+        other => Err(KernelError {
+            operation: "read",
+            target: dir.join("cgroup.type").display().to_string(),
+            value: Some(other.into()),
+            errno: None,
+            cause: "not a type that cgroup2 documents".into(),
+        }),
+    }
+}
+
+/// Whether a process (a thread, in a threaded cgroup) is in this very cgroup. `None` when it is gone. A few bytes are
+/// asked for, because a list of a hundred thousand pids is not needed to know that there is one.
+fn has_line(dir: &Path, kind: CgroupKind) -> Result<Option<bool>, KernelError> {
+    let path = dir.join(if kind == CgroupKind::Threaded { "cgroup.threads" } else { "cgroup.procs" });
+    let mut buffer = [0; 16];
+    match fs::File::open(&path).and_then(|mut f| f.read(&mut buffer)) {
+        Ok(n) => Ok(Some(n > 0)),
+        Err(e) if is_gone(&e) => Ok(None),
+        // `domain invalid`, or it turned threaded since its type was read.
+        Err(e) if e.raw_os_error() == Some(EOPNOTSUPP) => Ok(Some(true)),
+        Err(e) => Err(failed("read", &path, None, &e)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mountinfo_lines() {
+        let v2 = "35 24 0:30 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate";
+        assert_eq!(cgroup2_mount(v2), Some("/sys/fs/cgroup".into()));
+        let hybrid = "36 25 0:31 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup rw";
+        assert_eq!(cgroup2_mount(hybrid), Some("/sys/fs/cgroup/unified".into()));
+        // A bind mount of a sub-cgroup does not show the root.
+        assert_eq!(cgroup2_mount("37 25 0:31 /a /mnt/a rw - cgroup2 cgroup rw"), None);
+        assert_eq!(cgroup2_mount("29 26 0:26 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset"), None);
+        assert_eq!(cgroup2_mount("garbage"), None);
+    }
+}

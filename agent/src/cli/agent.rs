@@ -1,0 +1,91 @@
+//! `truepin agent`
+
+use super::{ask::runtime, output::Failure};
+use crate::{
+    api::server,
+    config::{Config, RunMode},
+    paths::Paths,
+    run::{Agent, Command, Mailbox},
+    start,
+};
+use clap::{Args, ValueEnum};
+use std::{io, thread, time::Duration};
+use tokio::signal::unix::{SignalKind, signal};
+
+#[derive(Debug, Args)]
+pub(super) struct AgentArgs {
+    /// What to do [default: as configured, else enforce]
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Mode {
+    /// Assign, write, repair, judge
+    Enforce,
+    /// Judge only; nothing is written and nobody is moved
+    Audit,
+}
+
+pub(super) fn agent(args: &AgentArgs, paths: &Paths) -> Result<u8, Failure> {
+    let mut config = Config::read(&paths.config, paths.config_named)?;
+    match args.mode {
+        Some(Mode::Enforce) => config.mode = RunMode::Enforce,
+        Some(Mode::Audit) => config.mode = RunMode::Audit,
+        None => {}
+    }
+    let runtime = runtime()?;
+    // The socket last of all: whoever connects finds an agent that works.
+    let prepared = start::prepare(&config, paths)?;
+    let listener = {
+        let _inside = runtime.enter();
+        server::bind(&paths.socket).map_err(|e| Failure::new(3, &e, None))?
+    };
+    let (agent, mailbox) =
+        Agent::new(prepared, config.tick).map_err(|e| Failure::from(io::Error::from(e)))?;
+    let loop_thread = thread::Builder::new().name("truepin-loop".into()).spawn(move || agent.run())?;
+    tracing::info!("listening on {}", paths.socket.display());
+    let served = runtime.block_on(async {
+        tokio::select! {
+            served = server::serve(listener, mailbox.clone()) => served,
+            ended = signals(&mailbox) => ended,
+        }
+    });
+    drop(mailbox.send(Command::Stop));
+    let panicked = loop_thread.join().is_err();
+    // Only the name goes; pins stay (I9).
+    if let Err(error) = std::fs::remove_file(&paths.socket) {
+        tracing::warn!("removing {}: {error}", paths.socket.display());
+    }
+    served?;
+    Ok(if panicked { 3 } else { 0 })
+}
+
+/// Until SIGTERM or SIGINT. With `TRUEPIN_FAULT=detach-switch=500ms`, SIGUSR2 detaches the switch program for that
+/// time: the suite shows with it that lost evidence is found out.
+async fn signals(mailbox: &Mailbox) -> io::Result<()> {
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut fault = signal(SignalKind::user_defined2())?;
+    let detach = std::env::var("TRUEPIN_FAULT").ok().and_then(|v| {
+        let time = v.strip_prefix("detach-switch=").and_then(|t| humantime::parse_duration(t).ok());
+        if time.is_none() {
+            tracing::warn!("TRUEPIN_FAULT={v:?} is not understood; expected detach-switch=TIME");
+        }
+        time
+    });
+    if let Some(time) = detach {
+        tracing::warn!("fault injection is armed: SIGUSR2 detaches the switch program for {time:?}");
+    }
+    loop {
+        tokio::select! {
+            _ = term.recv() => return Ok(()),
+            _ = int.recv() => return Ok(()),
+            _ = fault.recv() => {
+                let time: Option<Duration> = detach;
+                if let Some(time) = time && mailbox.send(Command::DetachSwitch(time)).is_err() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! `truepin assign` and `truepin release`
+
+use super::{
+    Format, Output, Wanted,
+    ask::ask,
+    list,
+    output::{Failure, json, print},
+    verify,
+};
+use crate::{
+    api::{
+        calls::{Admission, Call},
+        documents::{OwnerDoc, ReleasedDoc},
+    },
+    paths::Paths,
+};
+use clap::Args;
+use truepin::{CgroupPath, Owner};
+
+#[derive(Debug, Args)]
+pub(super) struct AssignArgs {
+    /// pod/UID/CONTAINER, unit/NAME, cgroup/PATH or run/NAME
+    owner: Owner,
+    /// The cgroup, relative to the cgroup2 mount
+    #[arg(long, value_name = "PATH")]
+    cgroup: CgroupPath,
+    #[command(flatten)]
+    wanted: Wanted,
+    #[command(flatten)]
+    format: Format,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ReleaseArgs {
+    /// Whose CPUs
+    #[arg(required_unless_present = "all")]
+    owner: Option<Owner>,
+    /// Everybody's, and every file back as it was found
+    #[arg(long, conflicts_with = "owner")]
+    all: bool,
+    #[command(flatten)]
+    format: Format,
+}
+
+pub(super) fn admission(owner: Owner, wanted: &Wanted) -> Admission {
+    Admission {
+        owner,
+        cpus: wanted.cpus,
+        numa: wanted.numa.map(Into::into),
+        whole_cores: wanted.whole_cores,
+        near: wanted.near.clone(),
+        isolation: wanted.isolation(),
+        cgroup: None,
+        pid: None,
+    }
+}
+
+pub(super) fn assign(args: &AssignArgs, paths: &Paths) -> Result<u8, Failure> {
+    let mut admission = admission(args.owner.clone(), &args.wanted);
+    admission.cgroup = Some(args.cgroup.clone());
+    let owner: OwnerDoc = ask(paths, &Call::Admit(Box::new(admission)))?;
+    match args.format.output {
+        Output::Json => json(&owner)?,
+        Output::Table => print(&list::owners(std::slice::from_ref(&owner)))?,
+    }
+    Ok(0)
+}
+
+pub(super) fn release(args: &ReleaseArgs, paths: &Paths) -> Result<u8, Failure> {
+    let released: ReleasedDoc = ask(paths, &Call::Release(args.owner.clone()))?;
+    match args.format.output {
+        Output::Json => json(&released)?,
+        Output::Table if released.owners.is_empty() => print("nothing was held\n")?,
+        Output::Table => {
+            for owner in &released.owners {
+                print(&format!("released {owner}\n"))?;
+            }
+            print(&verify::verdicts(&released.verdicts))?;
+        }
+    }
+    Ok(0)
+}

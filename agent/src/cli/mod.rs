@@ -1,0 +1,179 @@
+//! The command line: one file per subcommand.
+
+mod agent;
+mod ask;
+mod assign;
+mod list;
+mod output;
+mod run;
+mod shim;
+mod status;
+mod table;
+mod topology;
+mod verify;
+
+use crate::paths::Paths;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use output::Failure;
+use std::path::PathBuf;
+use truepin::request::{AlignmentPolicy, Isolation};
+
+/// Exclusive, NUMA-aligned CPUs that the kernel enforces and eBPF proves.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    max_term_width = 100,
+    after_help = "Example:\n  truepin run --cpus 4 -- ./server\n  truepin verify"
+)]
+struct Cli {
+    /// The agent's socket [default: /run/truepin/truepin.sock]
+    #[arg(long, global = true, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// The configuration [default: /etc/truepin/config.toml]
+    #[arg(long, global = true, value_name = "PATH")]
+    config: Option<PathBuf>,
+    /// Say more on stderr; twice for every write to the kernel
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// The daemon: assigns, enforces, repairs, judges
+    #[command(after_help = "Example:\n  truepin agent\n  truepin agent --mode audit --config ./audit.toml")]
+    Agent(agent::AgentArgs),
+    /// Exclusive CPUs for one command
+    #[command(
+        after_help = "Example:\n  truepin run --cpus 4 --numa single-numa-node -- ./server --port 80\n\nThe command's exit status is passed on; 125 when truepin failed before it ran, 126 and 127 as env(1)."
+    )]
+    Run(run::RunArgs),
+    /// Exclusive CPUs for an existing cgroup
+    #[command(
+        after_help = "Example:\n  truepin assign unit/db.service --cgroup /system.slice/db.service --cpus 4"
+    )]
+    Assign(assign::AssignArgs),
+    /// Gives an owner's CPUs back
+    #[command(after_help = "Example:\n  truepin release unit/db.service\n  truepin release --all")]
+    Release(assign::ReleaseArgs),
+    /// Owners with their sets, modes and verdicts
+    #[command(after_help = "Example:\n  truepin list\n  truepin list -o json")]
+    List(Format),
+    /// The agent: what is in force on this kernel, pools, findings, cost
+    #[command(after_help = "Example:\n  truepin status")]
+    Status(Format),
+    /// The machine
+    #[command(
+        after_help = "Example:\n  truepin topology\n  truepin topology --root ./recorded-machine -o json"
+    )]
+    Topology(topology::TopologyArgs),
+    /// Did the pinning hold? 0 held, 1 violated, 3 inconclusive
+    #[command(after_help = "Example:\n  truepin verify run/db\n  truepin verify --for 10s -o json")]
+    Verify(verify::VerifyArgs),
+    /// Waits for its CPUs, then becomes the command of `run`
+    #[command(name = "__exec", hide = true)]
+    Exec(shim::ExecArgs),
+}
+
+#[derive(Debug, Clone, Copy, Args)]
+struct Format {
+    /// How to print
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Output {
+    Table,
+    Json,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Numa {
+    None,
+    BestEffort,
+    Restricted,
+    SingleNumaNode,
+}
+
+impl From<Numa> for AlignmentPolicy {
+    fn from(numa: Numa) -> Self {
+        match numa {
+            Numa::None => Self::None,
+            Numa::BestEffort => Self::BestEffort,
+            Numa::Restricted => Self::Restricted,
+            Numa::SingleNumaNode => Self::SingleNumaNode,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Isolate {
+    Partition,
+    Member,
+}
+
+/// What an owner may ask for, alike in `run` and `assign`.
+#[derive(Debug, Args)]
+struct Wanted {
+    /// How many CPUs
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    cpus: u32,
+    /// How near they must be to each other [default: as configured, else best-effort]
+    #[arg(long, value_enum)]
+    numa: Option<Numa>,
+    /// Only whole cores: nobody else on a sibling thread
+    #[arg(long)]
+    whole_cores: bool,
+    /// Near this device: PCI address, network interface or block device
+    #[arg(long, value_name = "DEV")]
+    near: Option<String>,
+    /// How exclusivity is to be had [default: as configured, else partition where the kernel can]
+    #[arg(long, value_enum)]
+    isolation: Option<Isolate>,
+}
+
+impl Wanted {
+    fn isolation(&self) -> Isolation {
+        match self.isolation {
+            None => Isolation::Auto,
+            Some(Isolate::Partition) => Isolation::Partition,
+            Some(Isolate::Member) => Isolation::Member,
+        }
+    }
+}
+
+/// Runs the command line; the exit code is the contract's.
+#[must_use]
+pub fn main() -> u8 {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version go to stdout with 0; everything else is usage.
+            let code = if error.use_stderr() { 2 } else { 0 };
+            let _ = error.print();
+            // `run` promises 125 for failures of its own.
+            let is_run = std::env::args().nth(1).as_deref() == Some("run");
+            return if code == 2 && is_run { 125 } else { code };
+        }
+    };
+    if let Command::Exec(args) = &cli.command {
+        return shim::exec(args);
+    }
+    let daemon = matches!(cli.command, Command::Agent(_));
+    output::log_to_stderr(cli.verbose, daemon);
+    let paths = Paths::new(cli.socket.as_deref(), cli.config.as_deref());
+    let result = match cli.command {
+        Command::Agent(args) => agent::agent(&args, &paths),
+        Command::Run(args) => return run::run(&args, &paths),
+        Command::Assign(args) => assign::assign(&args, &paths),
+        Command::Release(args) => assign::release(&args, &paths),
+        Command::List(format) => list::list(format, &paths),
+        Command::Status(format) => status::status(format, &paths),
+        Command::Topology(args) => topology::topology(&args, &paths),
+        Command::Verify(args) => verify::verify(&args, &paths),
+        Command::Exec(_) => Ok(0),
+    };
+    result.unwrap_or_else(|failure: Failure| failure.print())
+}

@@ -1,0 +1,112 @@
+//! How results and failures reach a person.
+
+use crate::{
+    api::{client::ClientError, documents::ProblemDoc},
+    config::ConfigError,
+    start::StartError,
+    store::chain,
+};
+use serde::Serialize;
+use std::io::{self, IsTerminal, Write};
+use tracing_subscriber::filter::LevelFilter;
+
+/// A failed command: what to print and how to exit.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) code: u8,
+    pub(super) text: String,
+    pub(super) hint: Option<String>,
+}
+
+impl Failure {
+    pub(super) fn new(code: u8, error: &(dyn std::error::Error + 'static), hint: Option<&str>) -> Self {
+        Self { code, text: chain(error), hint: hint.map(Into::into) }
+    }
+
+    /// Prints the chain once, and what to do.
+    pub(super) fn print(&self) -> u8 {
+        let mut err = anstream::stderr().lock();
+        let bold = anstyle::Style::new().bold();
+        let red = anstyle::AnsiColor::Red.on_default().bold();
+        let _ = writeln!(err, "{red}error{red:#}: {}", self.text);
+        if let Some(hint) = &self.hint {
+            let _ = writeln!(err, "{bold}hint{bold:#}: {hint}");
+        }
+        self.code
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        Self::new(
+            3,
+            &error,
+            Some("start it with `truepin agent` (as root), or name its socket with --socket"),
+        )
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        Self::new(2, &error, None)
+    }
+}
+
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Self {
+        Self::new(3, &error, error.hint())
+    }
+}
+
+impl From<Box<ProblemDoc>> for Failure {
+    fn from(p: Box<ProblemDoc>) -> Self {
+        let code = match (p.title.as_str(), p.status) {
+            ("usage" | "audit" | "forbidden", _) => 2,
+            (_, 404 | 409) => 1,
+            _ => 3,
+        };
+        Self { code, text: p.detail, hint: p.hint }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::new(3, &error, None)
+    }
+}
+
+impl From<serde_json::Error> for Failure {
+    fn from(error: serde_json::Error) -> Self {
+        Self::new(3, &error, Some("the agent and this command may be of different versions"))
+    }
+}
+
+/// Prints a document as indented JSON.
+pub(super) fn json(document: &impl Serialize) -> Result<(), Failure> {
+    let mut text = serde_json::to_string_pretty(document)?;
+    text.push('\n');
+    print(&text)
+}
+
+/// Prints text to stdout; a reader that has gone away is no failure.
+pub(super) fn print(text: &str) -> Result<(), Failure> {
+    match anstream::stdout().lock().write_all(text.as_bytes()) {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+/// Warnings and errors, for the daemon information too; more with `-v`.
+pub(super) fn log_to_stderr(verbose: u8, daemon: bool) {
+    let level = match (verbose, daemon) {
+        (0, false) => LevelFilter::WARN,
+        (0, true) | (1, false) => LevelFilter::INFO,
+        (1, true) | (2, _) => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    };
+    let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+    let log = tracing_subscriber::fmt().with_writer(io::stderr).with_max_level(level).with_ansi(colour);
+    // The journal and a terminal show times of their own.
+    let started = log.without_time().with_target(false).try_init();
+    drop(started); // only fails when one is there already, as in tests
+}

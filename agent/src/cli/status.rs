@@ -1,0 +1,88 @@
+//! `truepin status`
+
+use super::{
+    Format, Output,
+    ask::ask,
+    output::{Failure, json, print},
+};
+use crate::{
+    api::{calls::Call, documents::StatusDoc},
+    paths::Paths,
+};
+use std::{fmt::Write, time::Duration};
+use truepin::verdict::millis;
+
+pub(super) fn status(format: Format, paths: &Paths) -> Result<u8, Failure> {
+    let document: StatusDoc = ask(paths, &Call::Status)?;
+    match format.output {
+        Output::Json => json(&document)?,
+        Output::Table => print(&text(&document))?,
+    }
+    Ok(0)
+}
+
+fn text(s: &StatusDoc) -> String {
+    let k = &s.kernel;
+    let has = |there: bool, yes: &str, no: &str| if there { yes.to_owned() } else { no.to_owned() };
+    let owners: Vec<String> = s.owners.iter().map(|(mode, n)| format!("{n} {mode}")).collect();
+    let uptime = Duration::from_secs(s.cost.uptime_ns / 1_000_000_000);
+    let rows = [
+        (
+            "agent",
+            format!(
+                "truepin {}, pid {}, mode {}, up {}",
+                s.version,
+                s.pid,
+                s.mode,
+                humantime::format_duration(uptime)
+            ),
+        ),
+        ("kernel", format!("{}, cgroup2 at {}", k.release, k.cgroup_root)),
+        ("cpusets", has(k.cpuset, "on cgroup v2", "not on cgroup v2: sets are not swept")),
+        (
+            "isolation",
+            match (k.cpuset, k.partitions) {
+                (true, true) => "partitions (cpuset.cpus.exclusive); the kernel keeps others out".into(),
+                (true, false) => "members only: others are seen, not kept out".into(),
+                (false, _) => "none".into(),
+            },
+        ),
+        ("evidence", has(k.bpf, "eBPF ledger and departures", "none: verdicts are inconclusive")),
+        (
+            "wake-ups",
+            format!(
+                "{}; {}",
+                has(k.notify, "file changes at once (inotify)", "file changes at the tick only"),
+                has(k.writers, "writers named (fanotify)", "writers unknown")
+            ),
+        ),
+        (
+            "clock",
+            format!(
+                "{}, {}",
+                k.clocksource,
+                has(k.clock_stable, "stable across CPUs", "NOT stable: verdicts are inconclusive")
+            ),
+        ),
+        ("state", has(s.settled, "kernel and table agree", "kernel and table differ; see the findings")),
+        ("online", s.pools.online.to_string()),
+        ("reserved", s.pools.reserved.to_string()),
+        ("exclusive", s.pools.exclusive.to_string()),
+        ("shared", s.pools.shared.to_string()),
+        ("free", s.pools.free.to_string()),
+        ("owners", if owners.is_empty() { "none".into() } else { owners.join(", ") }),
+        ("cost", format!("{} KiB resident, {} CPU", s.cost.rss_bytes / 1024, millis(s.cost.cpu_ns))),
+    ];
+    let mut text = String::new();
+    for (name, value) in rows {
+        let _ = writeln!(text, "{name:<10} {}", if value.is_empty() { "-" } else { &value });
+    }
+    for problem in &s.problems {
+        let _ = writeln!(text, "problem    {problem}");
+    }
+    for f in &s.findings {
+        let mended = if f.mended.is_some() { " [mended]" } else { "" };
+        let _ = writeln!(text, "finding {:>2} {} {}: {}{mended}", f.id, f.at, f.kind, f.text);
+    }
+    text
+}

@@ -1,0 +1,385 @@
+//! `/etc/truepin/config.toml`.
+//!
+//! Unknown keys are refused with the nearest known one: a typo in the name of a safety setting must not silently give
+//! the default. Values that this version does not serve are refused by name, never ignored.
+
+use serde::Deserialize;
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+use truepin::{
+    CgroupPath, CpuSet, Owner,
+    plan::Role,
+    request::{AlignmentPolicy, Isolation},
+};
+
+/// Everything that can be configured, with its defaults filled in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Enforce or audit.
+    pub mode: RunMode,
+    /// CPUs that nobody gets.
+    pub reserved: Reserve,
+    /// Keep the shared pool off them too.
+    pub strict_reserved: bool,
+    /// For requests that do not say.
+    pub numa: AlignmentPolicy,
+    /// For requests that do not say.
+    pub isolation: Isolation,
+    /// The safety net.
+    pub tick: Duration,
+    /// I8.
+    pub repairs_per_minute: u32,
+    /// Where evidence comes from.
+    pub sources: Sources,
+    /// Time for unbound kernel threads, nanoseconds a second and CPU.
+    pub kthread_budget_ns_per_s: u64,
+    /// Roles of cgroups and declared owners.
+    pub cgroups: Vec<CgroupRule>,
+}
+
+/// What the agent does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RunMode {
+    /// Assign, write, repair, judge.
+    #[default]
+    Enforce,
+    /// Judge only.
+    Audit,
+}
+
+/// The reserved CPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum Reserve {
+    /// That many, whole cores from the lowest on.
+    Count(u32),
+    /// These.
+    Cpus(CpuSet),
+}
+
+/// Sources of wake-ups and names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Sources {
+    /// The eBPF programs.
+    pub bpf: bool,
+    /// inotify: that a file changed.
+    pub notify: bool,
+    /// fanotify: who changed it.
+    pub writers: bool,
+}
+
+impl Default for Sources {
+    fn default() -> Self {
+        Self { bpf: true, notify: true, writers: true }
+    }
+}
+
+/// A `[[cgroup]]` entry.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct CgroupRule {
+    /// Which.
+    pub path: CgroupPath,
+    /// What it is.
+    pub role: Role,
+    /// For the role owner; by default `cgroup/<path>`.
+    pub owner: Option<Owner>,
+    /// For the role owner: how many CPUs, or which.
+    pub cpus: Option<Reserve>,
+}
+
+/// Why a configuration was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("reading {}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Not TOML, or a value of the wrong kind.
+    #[error("{}: {what}", path.display())]
+    Content {
+        /// Which.
+        path: PathBuf,
+        /// Where and what.
+        what: String,
+    },
+    /// A key that does not exist.
+    #[error("{}: unknown key `{key}`{}", path.display(), nearest.as_ref().map(|n| format!("; did you mean `{n}`?")).unwrap_or_default())]
+    UnknownKey {
+        /// Which.
+        path: PathBuf,
+        /// With its table.
+        key: String,
+        /// The nearest known one.
+        nearest: Option<String>,
+    },
+    /// A key or value that a later version serves.
+    #[error("{}: `{key}` is not served by this version", path.display())]
+    NotServed {
+        /// Which.
+        path: PathBuf,
+        /// The key, with its value where that is what is not served.
+        key: String,
+    },
+}
+
+/// Keys by table; a trailing `.` on a table that is not served yet.
+const KNOWN: [(&str, &[&str]); 5] = [
+    (
+        "",
+        &[
+            "mode",
+            "reserved",
+            "strict-reserved",
+            "strategy",
+            "options",
+            "numa",
+            "scope",
+            "isolation",
+            "on-intrusion",
+            "tick",
+            "limits",
+            "sources",
+            "budgets",
+            "cgroup",
+            "unit",
+            "api",
+            "journal",
+        ],
+    ),
+    ("limits", &["repairs-per-minute"]),
+    ("sources", &["bpf", "notify", "writers"]),
+    ("budgets", &["unbound-kthread"]),
+    ("cgroup", &["path", "role", "owner", "cpus"]),
+];
+
+const NOT_SERVED: [&str; 4] = ["options", "unit", "api", "journal"];
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+struct File {
+    mode: RunMode,
+    reserved: Option<Reserve>,
+    strict_reserved: bool,
+    strategy: Option<String>,
+    numa: AlignmentPolicy,
+    scope: Option<String>,
+    isolation: Isolation,
+    on_intrusion: Option<String>,
+    tick: Option<String>,
+    limits: Limits,
+    sources: Sources,
+    budgets: Budgets,
+    cgroup: Vec<CgroupRule>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+struct Limits {
+    repairs_per_minute: Option<u32>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+struct Budgets {
+    unbound_kthread: Option<String>,
+}
+
+impl Config {
+    /// Reads `path`; the defaults where there is no file, unless it was `named` by the user.
+    pub fn read(path: &Path, named: bool) -> Result<Self, ConfigError> {
+        match fs::read_to_string(path) {
+            Ok(text) => Self::parse(&text, path),
+            Err(e) if e.kind() == io::ErrorKind::NotFound && !named => Self::parse("", path),
+            Err(source) => Err(ConfigError::Read { path: path.into(), source }),
+        }
+    }
+
+    /// Parses TOML; `path` is for messages.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        let content = |what: String| ConfigError::Content { path: path.into(), what };
+        let table: toml::Table = text.parse().map_err(|e: toml::de::Error| content(e.to_string()))?;
+        check_keys(&table, path)?;
+        let file: File = toml::from_str(text).map_err(|e| content(e.to_string()))?;
+        let only = |key: &str, value: Option<&str>, served: &str| match value {
+            Some(v) if v != served => {
+                Err(ConfigError::NotServed { path: path.into(), key: format!("{key} = {v:?}") })
+            }
+            _ => Ok(()),
+        };
+        only("strategy", file.strategy.as_deref(), "best")?;
+        only("scope", file.scope.as_deref(), "container")?;
+        only("on-intrusion", file.on_intrusion.as_deref(), "report")?;
+        let tick = file.tick.as_deref().unwrap_or("30s");
+        let tick = humantime::parse_duration(tick).map_err(|e| content(format!("tick = {tick:?}: {e}")))?;
+        if tick < Duration::from_millis(100) {
+            return Err(content(format!("tick = {tick:?}: shorter than 100 ms")));
+        }
+        let budget = file.budgets.unbound_kthread.as_deref().unwrap_or("10ms/s");
+        let kthread_budget_ns_per_s = rate(budget).ok_or_else(|| {
+            content(format!("budgets.unbound-kthread = {budget:?}: expected e.g. \"10ms/s\""))
+        })?;
+        for rule in &file.cgroup {
+            let named = |what: &str| content(format!("[[cgroup]] {}: {what}", rule.path));
+            match rule.role {
+                Role::Owner if rule.cpus.is_none() => return Err(named("an owner needs `cpus`")),
+                Role::Owner if rule.path.is_root() => return Err(named("the root cgroup cannot own CPUs")),
+                Role::Pool | Role::Ignore if rule.cpus.is_some() || rule.owner.is_some() => {
+                    return Err(named("`owner` and `cpus` go with role = \"owner\""));
+                }
+                _ => {}
+            }
+        }
+        Ok(Self {
+            mode: file.mode,
+            reserved: file.reserved.unwrap_or(Reserve::Count(1)),
+            strict_reserved: file.strict_reserved,
+            numa: file.numa,
+            isolation: file.isolation,
+            tick,
+            repairs_per_minute: file.limits.repairs_per_minute.unwrap_or(3),
+            sources: file.sources,
+            kthread_budget_ns_per_s,
+            cgroups: file.cgroup,
+        })
+    }
+}
+
+/// `10ms/s`, or `0`.
+fn rate(text: &str) -> Option<u64> {
+    if text == "0" {
+        return Some(0);
+    }
+    let per_second = humantime::parse_duration(text.strip_suffix("/s")?.trim()).ok()?;
+    u64::try_from(per_second.as_nanos()).ok().filter(|ns| *ns <= 1_000_000_000)
+}
+
+fn check_keys(table: &toml::Table, path: &Path) -> Result<(), ConfigError> {
+    let known = |name: &str| KNOWN.iter().find(|(t, _)| *t == name).map(|(_, keys)| *keys);
+    let check = |inside: &str, table: &toml::Table| {
+        let keys = known(inside).unwrap_or_default();
+        match table.keys().find(|k| !keys.contains(&k.as_str())) {
+            None => Ok(()),
+            Some(key) => {
+                let prefix = if inside.is_empty() { String::new() } else { format!("{inside}.") };
+                let near =
+                    keys.iter().map(|k| (strsim::jaro_winkler(k, key), k)).max_by(|a, b| a.0.total_cmp(&b.0));
+                let nearest = near.filter(|(score, _)| *score > 0.7).map(|(_, k)| format!("{prefix}{k}"));
+                Err(ConfigError::UnknownKey { path: path.into(), key: format!("{prefix}{key}"), nearest })
+            }
+        }
+    };
+    check("", table)?;
+    for (key, value) in table {
+        if NOT_SERVED.contains(&key.as_str()) {
+            return Err(ConfigError::NotServed { path: path.into(), key: key.clone() });
+        }
+        match value {
+            toml::Value::Table(inner) => check(key, inner)?,
+            toml::Value::Array(items) => {
+                for inner in items.iter().filter_map(toml::Value::as_table) {
+                    check(key, inner)?;
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, ConfigError> {
+        Config::parse(text, Path::new("c.toml"))
+    }
+
+    #[test]
+    fn defaults() {
+        let c = parse("").unwrap();
+        assert_eq!((c.mode, c.tick, c.repairs_per_minute), (RunMode::Enforce, Duration::from_secs(30), 3));
+        assert_eq!((c.reserved, c.kthread_budget_ns_per_s), (Reserve::Count(1), 10_000_000));
+        assert!(c.sources.bpf && c.sources.notify && c.sources.writers && c.cgroups.is_empty());
+    }
+
+    #[test]
+    fn every_key() {
+        let c = parse(
+            r#"
+            mode = "audit"
+            reserved = "0-1,8"
+            strict-reserved = true
+            strategy = "best"
+            numa = "single-numa-node"
+            scope = "container"
+            isolation = "member"
+            on-intrusion = "report"
+            tick = "10min"
+            [limits]
+            repairs-per-minute = 1000
+            [sources]
+            bpf = false
+            [budgets]
+            unbound-kthread = "500us/s"
+            [[cgroup]]
+            path = "/db"
+            role = "owner"
+            owner = "unit/db.service"
+            cpus = "4-5"
+            [[cgroup]]
+            path = "noise"
+            role = "ignore"
+            "#,
+        )
+        .unwrap();
+        assert_eq!(c.tick, Duration::from_mins(10));
+        assert_eq!((c.sources.bpf, c.sources.notify), (false, true));
+        assert_eq!(c.kthread_budget_ns_per_s, 500_000);
+        assert_eq!(c.cgroups[0].cpus, Some(Reserve::Cpus("4-5".parse().unwrap())));
+        assert_eq!(c.cgroups[1].role, Role::Ignore);
+    }
+
+    #[test]
+    fn refusals_name_key_and_value() {
+        for (text, needle) in [
+            ("resrved = 2", "unknown key `resrved`; did you mean `reserved`?"),
+            (
+                "[limits]\nrepair-per-minute = 3",
+                "unknown key `limits.repair-per-minute`; did you mean `limits.repairs-per-minute`?",
+            ),
+            ("[[cgroup]]\npath = \"a\"\nrole = \"pool\"\ncpu = 2", "did you mean `cgroup.cpus`?"),
+            ("zzz = 1", "unknown key `zzz`"),
+            ("strategy = \"kubelet\"", "`strategy = \"kubelet\"` is not served"),
+            ("[journal]\nx = 1", "`journal` is not served"),
+            ("tick = \"1\"", "tick = \"1\""),
+            ("tick = \"1ms\"", "shorter than 100 ms"),
+            ("mode = \"enforced\"", "enforced"),
+            ("reserved = \"3-1\"", "reserved"),
+            ("[budgets]\nunbound-kthread = \"10ms\"", "expected e.g."),
+            ("[[cgroup]]\npath = \"a\"\nrole = \"owner\"", "an owner needs `cpus`"),
+            ("[[cgroup]]\npath = \"a\"\nrole = \"pool\"\ncpus = 2", "go with role"),
+            ("[[cgroup]]\npath = \"a/../b\"\nrole = \"pool\"", ".."),
+            ("a = ", "c.toml"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(needle), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_missing_file_is_an_error_only_when_named() {
+        let path = Path::new("/nonexistent/config.toml");
+        assert!(Config::read(path, false).is_ok());
+        assert!(matches!(Config::read(path, true), Err(ConfigError::Read { .. })));
+    }
+}

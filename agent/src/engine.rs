@@ -1,0 +1,253 @@
+//! Carries out what the reconciler decides.
+//!
+//! Problem: an effect's result is an event, and the next outside event must find the state idle. Steps: outside events
+//! come in through [`Engine::drive`], which carries out effects in order and feeds results back until there are none.
+//! Everything that touches the kernel or the disk happens on the one thread that owns the engine; the executor is
+//! called nowhere else.
+
+use crate::{
+    cgroupfs::CgroupFs,
+    evidence::{Collector, EvidenceError},
+    executor, procfs,
+    store::{Store, chain},
+    watch::Watch,
+    writers::Writers,
+};
+use std::{
+    collections::{HashMap, VecDeque},
+    fs,
+    sync::Arc,
+};
+use tokio::sync::oneshot;
+use truepin::{
+    CgroupPath, CpuSet, Owner,
+    ledger::{Departure, Watched},
+    observed::Kernel,
+    reconcile::{Answer, Effect, Event, Finding, FindingKind, ForeignWrite, State, Ticket, step},
+    sweep::TaskSweep,
+    verdict::{Evidence, Instant},
+};
+
+/// Everything with effects, behind the reconciler.
+#[derive(Debug)]
+pub struct Engine {
+    /// What decides.
+    pub state: State,
+    /// The cgroup tree.
+    pub kernel: CgroupFs,
+    /// Evidence.
+    pub collector: Collector,
+    /// The record; `None` in audit mode, which has none.
+    pub store: Option<Store>,
+    /// That files changed.
+    pub watch: Option<Watch>,
+    /// Who changed them.
+    pub writers: Option<Writers>,
+    replies: HashMap<Ticket, oneshot::Sender<Answer>>,
+    tickets: Ticket,
+}
+
+impl Engine {
+    /// Nothing happens before [`Engine::drive`].
+    #[must_use]
+    pub fn new(
+        state: State,
+        kernel: CgroupFs,
+        collector: Collector,
+        store: Option<Store>,
+        watch: Option<Watch>,
+        writers: Option<Writers>,
+    ) -> Self {
+        Self { state, kernel, collector, store, watch, writers, replies: HashMap::new(), tickets: 0 }
+    }
+
+    /// Asks something that takes a ticket; the answer has arrived when this returns.
+    pub fn ask(&mut self, event: impl FnOnce(Ticket) -> Event) -> Answer {
+        self.tickets += 1;
+        let (sender, mut receiver) = oneshot::channel();
+        self.replies.insert(self.tickets, sender);
+        self.drive(event(self.tickets));
+        self.replies.remove(&self.tickets);
+        receiver.try_recv().unwrap_or_else(|_| Answer::Failed("the question got no answer".into()))
+    }
+
+    /// Takes an outside event to its end.
+    pub fn drive(&mut self, event: Event) {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            let now = match procfs::now() {
+                Ok(now) => now,
+                Err(error) => {
+                    // Without a clock nothing can be decided; the tick tries again.
+                    tracing::error!("{}", chain(&error));
+                    Instant::default()
+                }
+            };
+            for effect in step(&mut self.state, event, now) {
+                events.extend(self.carry_out(effect));
+            }
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) -> Option<Event> {
+        match effect {
+            Effect::Persist(record) => {
+                let saved = match &self.store {
+                    Some(store) => store.save(&record).map_err(|e| chain(&e)),
+                    None => Err("this agent keeps no record".into()),
+                };
+                Some(Event::Persisted(saved))
+            }
+            Effect::Observe(scope) => Some(Event::Observed(self.kernel.observe(&scope))),
+            Effect::Apply(steps) => {
+                let mount = self.kernel.mount().root.display().to_string();
+                for planned in &steps {
+                    tracing::debug!("{:?}: {}", planned.phase, planned.step.shell(&mount));
+                }
+                Some(Event::Applied(executor::execute(&mut self.kernel, steps)))
+            }
+            Effect::Configure(watched) => Some(Event::Configured(self.configure(&watched))),
+            Effect::Collect => Some(Event::Collected(self.collect())),
+            Effect::SweepTasks(owners) => Some(Event::Swept(self.sweep(owners))),
+            Effect::Confine(cpus) => {
+                self.confine(&cpus);
+                None
+            }
+            Effect::Watch(paths) => {
+                self.set_watches(&paths);
+                None
+            }
+            Effect::Reply(ticket, answer) => {
+                if let Some(sender) = self.replies.remove(&ticket) {
+                    // A client that went away needs no answer.
+                    let _ = sender.send(answer);
+                }
+                None
+            }
+            Effect::Report(finding) => {
+                log(&finding);
+                None
+            }
+        }
+    }
+
+    fn owners(&self) -> Vec<(truepin::CgroupId, CgroupPath)> {
+        let of = |path: &CgroupPath| self.state.observed.cgroups.get(path).map(|c| (c.id, path.clone()));
+        self.state.assignments.owners.values().filter_map(|a| of(&a.cgroup)).collect()
+    }
+
+    fn configure(&mut self, watched: &[Watched]) -> Result<Arc<Evidence>, String> {
+        self.collector.configure(watched).map_err(|e| chain(&e))?;
+        self.collect()
+    }
+
+    /// Reads all evidence; also used outside the reconciler, for the tick.
+    pub fn collect(&mut self) -> Result<Arc<Evidence>, String> {
+        let owners = self.owners();
+        self.collector.collect(&owners).map(Arc::new).map_err(|e: EvidenceError| chain(&e))
+    }
+
+    fn sweep(&self, owners: Vec<(Owner, CgroupPath)>) -> TaskSweep {
+        let mut sweep = TaskSweep::default();
+        for (owner, path) in owners {
+            match procfs::tasks_in(&self.kernel.dir(&path)) {
+                Ok(tasks) => sweep.owned.extend(tasks.into_iter().map(|t| (owner.clone(), t))),
+                Err(error) => tracing::warn!("sweep of {owner}: {}", chain(&error)),
+            }
+        }
+        if !self.kernel.mount().copied {
+            match procfs::task(1) {
+                Ok(task) => sweep.outside.extend(task),
+                Err(error) => tracing::warn!("sweep of pid 1: {}", chain(&error)),
+            }
+        }
+        sweep
+    }
+
+    /// truepin is an intruder like any other: its own threads keep to the shared pool.
+    fn confine(&self, cpus: &CpuSet) {
+        if self.kernel.mount().copied {
+            return;
+        }
+        if let Err(error) = confine(cpus) {
+            tracing::warn!("truepin's own threads could not be kept on CPUs {cpus}: {error}");
+        }
+    }
+
+    fn set_watches(&mut self, paths: &[CgroupPath]) {
+        let root = self.kernel.mount().root.clone();
+        if let Some(watch) = &mut self.watch
+            && let Err(error) = watch.set(&root, paths)
+        {
+            tracing::warn!("{}; changes there are found at the next tick", chain(&error));
+        }
+        if let Some(writers) = &mut self.writers
+            && let Err(error) = writers.set(paths)
+        {
+            tracing::warn!("{}; writers of these files stay unknown", chain(&error));
+        }
+    }
+
+    /// Reads what the kernel reported since the last call and acts on it; true if there was anything. Names are read
+    /// first: a write is in fanotify's queue before it is in inotify's reader's hands.
+    pub fn gather(&mut self) -> bool {
+        let mut writes: Vec<ForeignWrite> = Vec::new();
+        let mut departures: Vec<Departure> = Vec::new();
+        let mut any = false;
+        if let Some(watch) = &mut self.watch {
+            match watch.drain(&mut writes) {
+                Ok(something) => any |= something,
+                Err(error) => tracing::warn!("{}", chain(&error)),
+            }
+        }
+        if let Some(writers) = &mut self.writers {
+            let before = writes.len();
+            if let Err(error) = writers.drain(&mut writes) {
+                tracing::warn!("{}", chain(&error));
+            }
+            any |= writes.len() > before;
+        }
+        if let Some(probe) = &mut self.collector.probe {
+            match probe.drain(&mut departures) {
+                Ok(n) => any |= n > 0,
+                Err(error) => tracing::warn!("{}", chain(&error)),
+            }
+        }
+        if any {
+            self.drive(Event::Disturbed { writes, departures });
+        }
+        any
+    }
+}
+
+fn log(finding: &Finding) {
+    use FindingKind as K;
+    let (id, kind) = (finding.id, &finding.kind);
+    match kind {
+        K::Note(_) | K::FightOver { .. } | K::Gone { .. } => tracing::info!(id, "{kind}"),
+        K::Broken(_) | K::NotDurable(_) | K::Stuck(_) | K::StepFailed(_) => tracing::error!(id, "{kind}"),
+        _ => tracing::warn!(id, "{kind}"),
+    }
+}
+
+/// Puts every thread of this process on `cpus`.
+fn confine(cpus: &CpuSet) -> Result<(), String> {
+    let mut set = nix::sched::CpuSet::new();
+    let mut any = false;
+    for cpu in cpus.iter().map(|c| c.0 as usize).filter(|c| *c < nix::sched::CpuSet::count()) {
+        set.set(cpu).map_err(|e| e.to_string())?;
+        any = true;
+    }
+    if !any {
+        return Err(format!("none of them is below {}", nix::sched::CpuSet::count()));
+    }
+    for entry in fs::read_dir("/proc/self/task").map_err(|e| e.to_string())? {
+        let name = entry.map_err(|e| e.to_string())?.file_name();
+        let Some(tid) = name.to_str().and_then(|n| n.parse::<i32>().ok()) else { continue };
+        match nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(tid), &set) {
+            Ok(()) | Err(nix::Error::ESRCH) => {} // a thread that has just ended
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,231 @@
+//! What `/proc` and the clocks tell: tasks' masks, time that task clocks leave out, the clock source.
+
+use nix::{
+    time::{ClockId, clock_getres, clock_gettime},
+    unistd::{SysconfVar, sysconf},
+};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+use truepin::{
+    CgroupPath, CpuId, CpuSet,
+    sweep::TaskMask,
+    verdict::{ClockState, CpuNoise, Instant},
+};
+
+/// A file of `/proc` or a clock that could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcError {
+    /// Reading failed.
+    #[error("reading {}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The content is not as documented.
+    #[error("{}: {what}", path.display())]
+    Content {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong, with the value.
+        what: String,
+    },
+    /// A clock.
+    #[error("reading clock {clock}")]
+    Clock {
+        /// Which.
+        clock: &'static str,
+        /// Why.
+        source: nix::Error,
+    },
+}
+
+fn read(path: &Path) -> Result<String, ProcError> {
+    fs::read_to_string(path).map_err(|source| ProcError::Read { path: path.into(), source })
+}
+
+fn clock_ns(id: ClockId, clock: &'static str) -> Result<u64, ProcError> {
+    let t = clock_gettime(id).map_err(|source| ProcError::Clock { clock, source })?;
+    Ok(to_ns(t.tv_sec(), t.tv_nsec()))
+}
+
+fn to_ns(seconds: i64, nanoseconds: i64) -> u64 {
+    let s = u64::try_from(seconds).unwrap_or(0);
+    s.saturating_mul(1_000_000_000).saturating_add(u64::try_from(nanoseconds).unwrap_or(0))
+}
+
+/// Now, on both clocks.
+pub fn now() -> Result<Instant, ProcError> {
+    Ok(Instant {
+        mono_ns: clock_ns(ClockId::CLOCK_MONOTONIC, "CLOCK_MONOTONIC")?,
+        wall_ns: clock_ns(ClockId::CLOCK_REALTIME, "CLOCK_REALTIME")?,
+    })
+}
+
+/// The scheduler tick: the resolution of the coarse clock, which the tick advances (time(7)).
+pub fn tick_ns() -> Result<u64, ProcError> {
+    let clock = "CLOCK_MONOTONIC_COARSE";
+    let t =
+        clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map_err(|source| ProcError::Clock { clock, source })?;
+    Ok(to_ns(t.tv_sec(), t.tv_nsec()))
+}
+
+/// The clock source, and how long the machine has slept since boot.
+pub fn clock_state(sysfs: &Path) -> Result<ClockState, ProcError> {
+    let source = read(&sysfs.join("sys/devices/system/clocksource/clocksource0/current_clocksource"))?;
+    let boot = clock_ns(ClockId::CLOCK_BOOTTIME, "CLOCK_BOOTTIME")?;
+    let mono = clock_ns(ClockId::CLOCK_MONOTONIC, "CLOCK_MONOTONIC")?;
+    Ok(ClockState { source: source.trim().into(), suspended_ns: boot.saturating_sub(mono) })
+}
+
+/// `/proc/sys/kernel/random/boot_id`
+pub fn boot_id() -> Result<String, ProcError> {
+    Ok(read(Path::new("/proc/sys/kernel/random/boot_id"))?.trim().to_owned())
+}
+
+/// Calls `each` with what `/proc/stat` says of every CPU. Its unit is `USER_HZ` (proc(5)): 10 ms on all that we know.
+pub fn noise(mut each: impl FnMut(CpuId, CpuNoise)) -> Result<(), ProcError> {
+    let path = Path::new("/proc/stat");
+    let hz =
+        sysconf(SysconfVar::CLK_TCK).ok().flatten().and_then(|n| u64::try_from(n).ok()).unwrap_or(100).max(1);
+    for line in read(path)?.lines() {
+        let Some(rest) = line.strip_prefix("cpu") else { continue };
+        let mut fields = rest.split_ascii_whitespace();
+        // The first line, without a number, is the sum.
+        let Some(cpu) = fields.next().filter(|_| !rest.starts_with(' ')).and_then(|n| n.parse().ok()) else {
+            continue;
+        };
+        // user nice system idle iowait irq softirq steal
+        let mut column = |n: usize| fields.nth(n).and_then(|v| v.parse::<u64>().ok());
+        let (Some(irq), Some(softirq)) = (column(5), column(0)) else {
+            return Err(ProcError::Content {
+                path: path.into(),
+                what: format!("line {line:?} has too few columns"),
+            });
+        };
+        let steal = column(0).unwrap_or(0);
+        let ns = |ticks: u64| ticks.saturating_mul(1_000_000_000 / hz);
+        each(CpuId(cpu), CpuNoise { irq_ns: ns(irq), softirq_ns: ns(softirq), steal_ns: ns(steal) });
+    }
+    Ok(())
+}
+
+/// `usage_usec` of a cgroup's `cpu.stat`, in nanoseconds; `None` when the cgroup is gone.
+pub fn usage_ns(dir: &Path) -> Result<Option<u64>, ProcError> {
+    let path = dir.join("cpu.stat");
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(19) => return Ok(None),
+        Err(source) => return Err(ProcError::Read { path, source }),
+    };
+    let value = text.lines().find_map(|l| l.strip_prefix("usage_usec ")).and_then(|v| v.parse::<u64>().ok());
+    match value {
+        Some(us) => Ok(Some(us.saturating_mul(1000))),
+        None => Err(ProcError::Content { path, what: "has no usage_usec".into() }),
+    }
+}
+
+/// The threads in a cgroup's subtree, as they are now; those that end meanwhile are left out.
+pub fn tasks_in(dir: &Path) -> Result<Vec<TaskMask>, ProcError> {
+    let mut found = Vec::new();
+    let mut dirs = vec![dir.to_owned()];
+    while let Some(dir) = dirs.pop() {
+        let path = dir.join("cgroup.threads");
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(19) => continue,
+            Err(source) => return Err(ProcError::Read { path, source }),
+        };
+        for tid in text.lines().filter_map(|l| l.parse::<u32>().ok()) {
+            found.extend(task(tid)?);
+        }
+        let Ok(entries) = fs::read_dir(&dir) else { continue }; // gone since
+        dirs.extend(entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()));
+    }
+    Ok(found)
+}
+
+/// One thread; `None` when it is gone or a zombie, which runs nowhere.
+pub fn task(tid: u32) -> Result<Option<TaskMask>, ProcError> {
+    let gone = |e: &io::Error| e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(3);
+    let mut texts = [String::new(), String::new()];
+    for (text, name) in texts.iter_mut().zip(["stat", "status"]) {
+        // /proc/TID is reachable for every thread though only leaders are listed.
+        let path = PathBuf::from(format!("/proc/{tid}/{name}"));
+        match fs::read_to_string(&path) {
+            Ok(t) => *text = t,
+            Err(e) if gone(&e) => return Ok(None),
+            Err(source) => return Err(ProcError::Read { path, source }),
+        }
+    }
+    let [stat, status] = texts;
+    let bad = |what: String| ProcError::Content { path: format!("/proc/{tid}").into(), what };
+    // The name is in parentheses and may hold anything, parentheses too.
+    let (Some(open), Some(close)) = (stat.find('('), stat.rfind(')')) else {
+        return Err(bad(format!("stat {stat:?} has no name")));
+    };
+    let comm = stat.get(open + 1..close).unwrap_or_default().to_owned();
+    let rest: Vec<&str> = stat.get(close + 1..).unwrap_or_default().split_ascii_whitespace().collect();
+    // Field 3 is the state, field 39 the processor (proc(5)).
+    let (Some(state), Some(cpu)) = (rest.first(), rest.get(36)) else {
+        return Err(bad(format!("stat {stat:?} is too short")));
+    };
+    if matches!(*state, "Z" | "X") {
+        return Ok(None);
+    }
+    let last_cpu = CpuId(cpu.parse().map_err(|e| bad(format!("processor {cpu:?}: {e}")))?);
+    let list = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"));
+    let list = list.ok_or_else(|| bad("status has no Cpus_allowed_list".into()))?;
+    let allowed: CpuSet = list.trim().parse().map_err(|e| bad(format!("Cpus_allowed_list: {e}")))?;
+    Ok(Some(TaskMask { tid, comm, allowed, last_cpu, runnable: *state == "R" }))
+}
+
+/// A process's name and cgroup as far as they can still be read.
+#[must_use]
+pub fn who(pid: u32) -> (Option<String>, Option<CgroupPath>) {
+    let comm = fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|c| c.trim().to_owned());
+    let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok();
+    let cgroup = cgroup.and_then(|text| text.lines().find_map(|l| l.strip_prefix("0::"))?.parse().ok());
+    (comm, cgroup)
+}
+
+/// Resident memory in bytes and CPU time in nanoseconds of this process.
+pub fn own_cost() -> Result<(u64, u64), ProcError> {
+    let path = Path::new("/proc/self/status");
+    let kib = read(path)?
+        .lines()
+        .find_map(|l| l.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    let kib = kib.ok_or_else(|| ProcError::Content { path: path.into(), what: "has no VmRSS".into() })?;
+    Ok((kib.saturating_mul(1024), clock_ns(ClockId::CLOCK_PROCESS_CPUTIME_ID, "CLOCK_PROCESS_CPUTIME_ID")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_very_thread() {
+        let tid = nix::unistd::gettid().as_raw().cast_unsigned();
+        let me = task(tid).unwrap().unwrap();
+        assert!(me.runnable && me.allowed.contains(me.last_cpu), "{me:?}");
+        assert_eq!(task(u32::MAX / 2).unwrap(), None);
+        let (comm, cgroup) = who(std::process::id());
+        assert!(comm.is_some_and(|c| !c.is_empty()) && cgroup.is_some());
+    }
+
+    #[test]
+    fn clocks_and_noise() {
+        let (a, b) = (now().unwrap(), now().unwrap());
+        assert!(b.mono_ns >= a.mono_ns && a.wall_ns > 1_600_000_000_000_000_000);
+        assert!((100_000..=10_000_000).contains(&tick_ns().unwrap()));
+        let mut cpus = CpuSet::new();
+        noise(|cpu, _| {
+            cpus.insert(cpu);
+        })
+        .unwrap();
+        assert!(cpus.contains(task(1).unwrap().unwrap().last_cpu));
+    }
+}

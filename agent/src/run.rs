@@ -1,0 +1,273 @@
+//! The loop.
+//!
+//! One thread owns the engine and waits in poll(2) for calls, for the kernel's reports (inotify, fanotify, the
+//! departure ring) and for time. Reports wake it at once; what follows within a millisecond is taken together. The tick
+//! is only a safety net.
+
+use crate::{
+    api::calls::{self, About, Call, Outcome, problem},
+    config::Reserve,
+    engine::Engine,
+    procfs,
+    start::{Declared, Prepared},
+    store::chain,
+};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::eventfd::{EfdFlags, EventFd},
+};
+use std::{
+    os::fd::AsFd,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+use tokio::sync::oneshot;
+use truepin::{
+    Owner,
+    reconcile::{Answer, Event, Home},
+    request::{Isolation, Request},
+    verdict::Evidence,
+};
+
+/// Reports within this time of the last are taken together.
+const COALESCE_NS: u64 = 1_000_000;
+
+/// What other threads send.
+#[derive(Debug)]
+pub enum Command {
+    /// A question.
+    Call(Call, oneshot::Sender<Outcome>),
+    /// Fault injection: detach the switch program for so long.
+    DetachSwitch(Duration),
+    /// End the loop.
+    Stop,
+}
+
+/// Where they send it.
+#[derive(Debug, Clone)]
+pub struct Mailbox {
+    sender: mpsc::Sender<Command>,
+    wake: Arc<EventFd>,
+}
+
+/// The loop has ended.
+#[derive(Debug, thiserror::Error)]
+#[error("the agent's loop has ended")]
+pub struct Ended;
+
+impl Mailbox {
+    /// Sends and wakes the loop.
+    pub fn send(&self, command: Command) -> Result<(), Ended> {
+        self.sender.send(command).map_err(|_| Ended)?;
+        // The counter can only be full when nobody reads it, and then it is readable all the same.
+        let _ = self.wake.write(1);
+        Ok(())
+    }
+}
+
+/// A verdict over a window that is still open.
+#[derive(Debug)]
+struct Waiting {
+    due_ns: u64,
+    owner: Option<Owner>,
+    from: Arc<Evidence>,
+    reply: oneshot::Sender<Outcome>,
+}
+
+/// An agent, ready to run.
+#[derive(Debug)]
+pub struct Agent {
+    engine: Engine,
+    about: About,
+    declared: Vec<Declared>,
+    inbox: mpsc::Receiver<Command>,
+    wake: Arc<EventFd>,
+    waiting: Vec<Waiting>,
+    attach_at_ns: Option<u64>,
+    tick_ns: u64,
+    next_tick_ns: u64,
+    quiet_until_ns: u64,
+}
+
+impl Agent {
+    /// The agent and the way to talk to it.
+    pub fn new(prepared: Prepared, tick: Duration) -> Result<(Self, Mailbox), nix::Error> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let wake = Arc::new(EventFd::from_value_and_flags(0, flags)?);
+        let (sender, inbox) = mpsc::channel();
+        for note in &prepared.notes {
+            tracing::warn!("{note}");
+        }
+        let agent = Self {
+            engine: prepared.engine,
+            about: prepared.about,
+            declared: prepared.declared,
+            inbox,
+            wake: wake.clone(),
+            waiting: Vec::new(),
+            attach_at_ns: None,
+            tick_ns: u64::try_from(tick.as_nanos()).unwrap_or(u64::MAX),
+            next_tick_ns: 0,
+            quiet_until_ns: 0,
+        };
+        Ok((agent, Mailbox { sender, wake }))
+    }
+
+    /// Runs until [`Command::Stop`] or until every mailbox is gone. Pins stay as they are (I9).
+    pub fn run(mut self) {
+        self.engine.drive(Event::Started);
+        self.declare();
+        self.next_tick_ns = now_ns().saturating_add(self.tick_ns);
+        loop {
+            self.wait();
+            loop {
+                match self.inbox.try_recv() {
+                    Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => return,
+                    Ok(command) => self.command(command),
+                    Err(mpsc::TryRecvError::Empty) => break,
+                }
+            }
+            if now_ns() >= self.quiet_until_ns && self.engine.gather() {
+                self.quiet_until_ns = now_ns().saturating_add(COALESCE_NS);
+            }
+            self.due();
+        }
+    }
+
+    /// Until something is to do.
+    fn wait(&mut self) {
+        let now = now_ns();
+        let coalescing = now < self.quiet_until_ns;
+        let deadlines = [
+            Some(self.next_tick_ns),
+            self.engine.state.next_deadline(),
+            self.waiting.iter().map(|w| w.due_ns).min(),
+            self.attach_at_ns,
+            coalescing.then_some(self.quiet_until_ns),
+        ];
+        let next = deadlines.into_iter().flatten().min().unwrap_or(u64::MAX);
+        let millis = next.saturating_sub(now).div_ceil(1_000_000).min(60_000);
+        let timeout =
+            PollTimeout::try_from(i32::try_from(millis).unwrap_or(60_000)).unwrap_or(PollTimeout::ZERO);
+        let mut fds = vec![PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
+        if !coalescing {
+            let reports = [
+                self.engine.watch.as_ref().map(AsFd::as_fd),
+                self.engine.writers.as_ref().map(AsFd::as_fd),
+                self.engine.collector.probe.as_ref().map(AsFd::as_fd),
+            ];
+            fds.extend(reports.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+        }
+        match poll(&mut fds, timeout) {
+            Ok(_) | Err(nix::Error::EINTR) => {}
+            Err(error) => {
+                tracing::error!("poll: {error}");
+                std::thread::sleep(Duration::from_millis(100)); // not a busy loop, whatever it is
+            }
+        }
+        let _ = self.wake.read();
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Call(Call::Verdicts { owner, for_ms: Some(ms) }, reply) => {
+                match calls::base(&mut self.engine) {
+                    Ok(from) => {
+                        let due_ns = now_ns().saturating_add(ms.saturating_mul(1_000_000));
+                        self.waiting.push(Waiting { due_ns, owner, from, reply });
+                    }
+                    Err(problem) => drop(reply.send(Err(problem))),
+                }
+            }
+            // A client that went away needs no answer.
+            Command::Call(call, reply) => {
+                drop(reply.send(calls::answer(&mut self.engine, &self.about, call)));
+            }
+            Command::DetachSwitch(time) => {
+                if let Some(probe) = &mut self.engine.collector.probe {
+                    tracing::warn!("fault injection: the switch program is detached for {time:?}");
+                    probe.detach_switch();
+                    let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+                    self.attach_at_ns = Some(now_ns().saturating_add(ns));
+                }
+            }
+            Command::Stop => {}
+        }
+    }
+
+    /// What time has come for.
+    fn due(&mut self) {
+        let now = now_ns();
+        if self.attach_at_ns.is_some_and(|at| now >= at) {
+            self.attach_at_ns = None;
+            if let Some(probe) = &mut self.engine.collector.probe
+                && let Err(error) = probe.attach_switch()
+            {
+                tracing::error!("{}", chain(&error));
+            }
+        }
+        for waiting in self.waiting.extract_if(.., |w| now >= w.due_ns).collect::<Vec<_>>() {
+            let outcome = calls::verdicts(&mut self.engine, waiting.owner.as_ref(), Some(&waiting.from));
+            drop(waiting.reply.send(outcome));
+        }
+        if self.engine.state.next_deadline().is_some_and(|at| now >= at) {
+            self.engine.drive(Event::Disturbed { writes: Vec::new(), departures: Vec::new() });
+        }
+        if now >= self.next_tick_ns {
+            self.next_tick_ns = now.saturating_add(self.tick_ns);
+            self.engine.drive(Event::Disturbed { writes: Vec::new(), departures: Vec::new() });
+            let evidence = self.engine.collect();
+            self.engine.drive(Event::Collected(evidence));
+            self.declare();
+        }
+    }
+
+    /// Admits declared owners that are not there yet and whose cgroup is.
+    fn declare(&mut self) {
+        for d in &mut self.declared {
+            let held = self.engine.state.assignments.owners.contains_key(&d.owner);
+            if held || !self.engine.kernel.dir(&d.path).exists() {
+                continue;
+            }
+            let (count, exactly) = match &d.cpus {
+                Reserve::Count(n) => (*n, None),
+                Reserve::Cpus(set) => (u32::try_from(set.len()).unwrap_or(u32::MAX), Some(set.clone())),
+            };
+            let request = Request {
+                owner: d.owner.clone(),
+                cpus: count,
+                numa: self.about.numa,
+                whole_cores: false,
+                near: truepin::NodeSet::new(),
+                isolation: Isolation::Auto,
+            };
+            let home = Home::Existing(d.path.clone());
+            let why =
+                match self.engine.ask(|ticket| Event::Admit { ticket, request, exactly, home, pid: None }) {
+                    Answer::Assigned(..) => None,
+                    Answer::Refused(error) => Some(chain(&error)),
+                    other => Some(format!("{other:?}")),
+                };
+            // Tried at every tick, said when it changes.
+            if let Some(why) = &why
+                && d.refused.as_ref() != Some(why)
+            {
+                tracing::warn!("{} was not admitted: {why}", d.owner);
+            }
+            d.refused = why;
+        }
+    }
+}
+
+/// `CLOCK_MONOTONIC`; 0 when it cannot be read, which has never been seen.
+fn now_ns() -> u64 {
+    procfs::now().map_or(0, |n| n.mono_ns)
+}
+
+/// Asks the agent behind `mailbox` and waits.
+pub fn ask(mailbox: &Mailbox, call: Call) -> Outcome {
+    let (reply, answer) = oneshot::channel();
+    let gone = || problem(503, "unavailable", Ended.to_string(), None);
+    mailbox.send(Command::Call(call, reply)).map_err(|_| gone())?;
+    answer.blocking_recv().unwrap_or_else(|_| Err(gone()))
+}

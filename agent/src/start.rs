@@ -1,0 +1,252 @@
+//! From configuration to a running engine: finds the mount, reads the machine and the record, probes the kernel.
+//!
+//! What cannot be had is decided here and nowhere later: enforcing without cpuset on cgroup v2 is refused with what to
+//! do; auditing without BPF is refused, because it would prove nothing; enforcing without BPF goes on and says so in
+//! every status and verdict.
+
+use crate::{
+    api::calls::About,
+    bpf::BpfProbe,
+    cgroupfs::{CgroupFs, Mount, MountError},
+    config::{Config, Reserve, RunMode},
+    engine::Engine,
+    evidence::{self, Collector},
+    paths::Paths,
+    procfs::{self, ProcError},
+    store::{Loaded, Store, StoreError, chain},
+    sysfs::{self, SysfsError},
+    watch::Watch,
+    writers::Writers,
+};
+use std::path::PathBuf;
+use truepin::{
+    CgroupPath, CpuSet, CpuTopology, Owner,
+    checkpoint::Checkpoint,
+    observed::{Kernel, KernelError, Step},
+    plan::Role,
+    reconcile::{KernelFacts, Settings, State},
+};
+
+/// The slice under which truepin makes cgroups.
+const SLICE: &str = "truepin.slice";
+
+/// Why there is no agent.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// No cgroup2.
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    /// cpuset is not on cgroup v2.
+    #[error("the cpuset controller is not on cgroup v2: {}/cgroup.controllers does not list it", root.display())]
+    NoCpuset {
+        /// The root cgroup.
+        root: PathBuf,
+    },
+    /// The machine could not be read.
+    #[error(transparent)]
+    Sysfs(#[from] SysfsError),
+    /// The record.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// `/proc` or a clock.
+    #[error(transparent)]
+    Proc(#[from] ProcError),
+    /// A probe of the kernel.
+    #[error("probing the kernel")]
+    Kernel(#[from] KernelError),
+    /// The slice's name, which is fixed and right.
+    #[error(transparent)]
+    Path(#[from] truepin::cgroup::PathError),
+    /// Auditing needs the programs.
+    #[error("auditing needs the eBPF programs")]
+    NoBpf(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// Auditing with `bpf = false`.
+    #[error("auditing needs the eBPF programs, and sources.bpf is false")]
+    BpfOff,
+}
+
+impl StartError {
+    /// What to do next.
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::NoCpuset { .. } => Some(
+                "a v1 hierarchy holds it: boot with systemd.unified_cgroup_hierarchy=1 (or cgroup_no_v1=cpuset); \
+                 `truepin agent --mode audit` works without",
+            ),
+            Self::Mount(MountError::Absent) => Some("mount -t cgroup2 none /sys/fs/cgroup"),
+            Self::Store(StoreError::Locked { .. }) => {
+                Some("one agent at a time writes; ask that one, or stop it")
+            }
+            Self::NoBpf(_) => Some("run as root on a kernel with BTF (/sys/kernel/btf/vmlinux)"),
+            _ => None,
+        }
+    }
+}
+
+/// An owner that configuration declares.
+#[derive(Debug, Clone)]
+pub struct Declared {
+    /// Who.
+    pub owner: Owner,
+    /// Its cgroup.
+    pub path: CgroupPath,
+    /// How many CPUs, or which.
+    pub cpus: Reserve,
+    /// Why it was last refused.
+    pub refused: Option<String>,
+}
+
+/// A machine ready to work, at rest.
+#[derive(Debug)]
+pub struct Prepared {
+    /// The engine.
+    pub engine: Engine,
+    /// What calls need beside it.
+    pub about: About,
+    /// Owners to admit.
+    pub declared: Vec<Declared>,
+    /// Things the operator should know.
+    pub notes: Vec<String>,
+}
+
+/// Prepares an agent.
+pub fn prepare(config: &Config, paths: &Paths) -> Result<Prepared, StartError> {
+    let started_ns = procfs::now()?.mono_ns;
+    let audit = config.mode == RunMode::Audit;
+    let mut notes = Vec::new();
+    let mount = Mount::find(paths.cgroup_root.as_deref())?;
+    if !audit && !mount.cpuset {
+        return Err(StartError::NoCpuset { root: mount.root });
+    }
+    let topology = sysfs::topology(&paths.sysfs)?;
+    notes.extend(topology.oddities().iter().map(|o| format!("topology: {o}")));
+    let mut kernel = CgroupFs::new(mount.clone(), &paths.sysfs);
+    let slice: CgroupPath = SLICE.parse()?;
+    let (store, record) = if audit { (None, None) } else { open(paths, &mut notes)? };
+    let exclusive = !audit && probe_partitions(&mut kernel, &slice)?;
+    let probe = load_bpf(config, &mount, &mut notes)?;
+    let facts = KernelFacts { cpuset: mount.cpuset, exclusive, empty_refused: false, bpf: probe.is_some() };
+    let settings = Settings {
+        audit,
+        slice,
+        isolation: config.isolation,
+        repairs_per_minute: config.repairs_per_minute,
+        roles: config
+            .cgroups
+            .iter()
+            .filter(|c| c.role != Role::Owner)
+            .map(|c| (c.path.clone(), c.role))
+            .collect(),
+        kthread_budget_ns_per_s: config.kthread_budget_ns_per_s,
+        tolerance: evidence::tolerance()?,
+    };
+    let reserved = if audit { CpuSet::new() } else { reserved(&config.reserved, &topology) };
+    let boot_id = procfs::boot_id()?;
+    let state = State::new(settings, topology, facts, boot_id, reserved, config.strict_reserved, record);
+    let watch = optional(
+        config.sources.notify,
+        Watch::new,
+        "changes of files are found at the tick only",
+        &mut notes,
+    );
+    let writers = || Writers::new(&mount.root);
+    let writers = optional(config.sources.writers, writers, "writers of files stay unknown", &mut notes);
+    let collector = Collector::new(probe, &paths.sysfs, &mount.root);
+    let declared = config.cgroups.iter().filter_map(|c| {
+        let cpus = c.cpus.clone().filter(|_| c.role == Role::Owner)?;
+        let owner = c.owner.clone().unwrap_or_else(|| Owner::Cgroup(c.path.clone()));
+        Some(Declared { owner, path: c.path.clone(), cpus, refused: None })
+    });
+    Ok(Prepared {
+        declared: declared.collect(),
+        engine: Engine::new(state, kernel, collector, store, watch, writers),
+        about: About { numa: config.numa, sysfs: paths.sysfs.clone(), started_ns },
+        notes,
+    })
+}
+
+fn optional<T, E: std::error::Error + 'static>(
+    wanted: bool,
+    open: impl FnOnce() -> Result<T, E>,
+    without: &str,
+    notes: &mut Vec<String>,
+) -> Option<T> {
+    if !wanted {
+        return None;
+    }
+    match open() {
+        Ok(source) => Some(source),
+        Err(error) => {
+            notes.push(format!("{}; {without}", chain(&error)));
+            None
+        }
+    }
+}
+
+fn open(paths: &Paths, notes: &mut Vec<String>) -> Result<(Option<Store>, Option<Checkpoint>), StartError> {
+    let store = Store::open(&paths.state)?;
+    let record = match store.load(procfs::now()?.wall_ns)? {
+        Loaded::Nothing => None,
+        Loaded::Record(record) => Some(*record),
+        Loaded::Quarantined { path, reason } => {
+            notes.push(format!(
+                "the record was damaged ({reason}) and is now {}; starting from nothing",
+                path.display()
+            ));
+            None
+        }
+    };
+    Ok((Some(store), record))
+}
+
+/// Whether `cpuset.cpus.exclusive` exists. Where no cgroup has cpuset files yet, the controller is enabled and the
+/// slice made: the one place that is truepin's own.
+fn probe_partitions(kernel: &mut CgroupFs, slice: &CgroupPath) -> Result<bool, KernelError> {
+    if let Some(found) = kernel.has_exclusive()? {
+        return Ok(found);
+    }
+    kernel.apply(&Step::Enable(CgroupPath::root()))?;
+    if !kernel.dir(slice).exists() {
+        kernel.apply(&Step::Create(slice.clone()))?;
+    }
+    Ok(kernel.has_exclusive()?.unwrap_or(false))
+}
+
+fn load_bpf(config: &Config, mount: &Mount, notes: &mut Vec<String>) -> Result<Option<BpfProbe>, StartError> {
+    let audit = config.mode == RunMode::Audit;
+    if !config.sources.bpf {
+        return if audit { Err(StartError::BpfOff) } else { Ok(None) };
+    }
+    if mount.copied {
+        notes.push(
+            "the cgroup root is a copied tree: no kernel evidence about it exists, eBPF stays off".into(),
+        );
+        return Ok(None);
+    }
+    match BpfProbe::load() {
+        Ok(probe) => Ok(Some(probe)),
+        Err(error) if audit => Err(StartError::NoBpf(Box::new(error))),
+        Err(error) => {
+            notes.push(format!("no kernel evidence, verdicts will be inconclusive: {}", chain(&error)));
+            Ok(None)
+        }
+    }
+}
+
+/// Whole cores from the lowest on, until there are that many CPUs.
+fn reserved(wanted: &Reserve, topology: &CpuTopology) -> CpuSet {
+    match wanted {
+        Reserve::Cpus(cpus) => cpus.clone(),
+        Reserve::Count(count) => {
+            let mut taken = CpuSet::new();
+            for core in topology.cores() {
+                if taken.len() >= *count as usize {
+                    break;
+                }
+                taken |= &core.cpus;
+            }
+            taken
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! `/sys/devices/system/{cpu,node}` under a root directory, read into a [`RawTopology`].
+//!
+//! Problem: hwloc opens about 19 files per CPU and lscpu 29, and both are bound by that number; and on real machines
+//! most files are missing somewhere.
+//! Steps: the CPU lists; then CPU by CPU, but only those that no earlier CPU's sets have covered: of a core its
+//! first thread is read, of a package its first CPU, of a cache the first that shares it. Names in a
+//! folder are listed before they are opened, so that a missing file costs nothing. Nodes are read from `node*/`, never
+//! derived from sockets. At the end `cpu/online` is read again: if it changed, so did everything, and all is read anew.
+//!
+//! When one reader per set is safe: the kernel builds each set symmetrically. Where sets contradict each other (two
+//! of one level overlap, a CPU is not in its own, a core sticks out of its package) the masks are read instead of the
+//! lists; where they do so too, every CPU is asked and the core's vote decides.
+//!
+//! A file that is not there is "not said". A file that cannot be read or parsed is an error that names it.
+
+mod devices;
+mod files;
+mod groups;
+#[cfg(test)]
+mod tests;
+
+pub use devices::{DeviceError, DevicePlace, Evidence, device};
+
+use files::{list, list_or_mask, number, numbered, text};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+use truepin::{
+    CpuId, CpuSet, CpuTopology, NodeId,
+    idset::ListError,
+    topology::{RawNode, RawTopology, TopologyError},
+};
+
+/// How often `cpu/online` may change under the reader.
+const ATTEMPTS: usize = 4;
+
+/// Why a tree could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum SysfsError {
+    /// Opening, reading or listing failed.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A list of CPUs or nodes that is none.
+    #[error("{}: {value:?} is no list", path.display())]
+    List {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        value: String,
+        /// What is wrong.
+        source: ListError,
+    },
+    /// Any other value that is not what the file should hold.
+    #[error("{}: {value:?} is not {expected}", path.display())]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        value: String,
+        /// What it should hold.
+        expected: &'static str,
+    },
+    /// CPUs went online or offline in every attempt.
+    #[error("{} changed during each of {ATTEMPTS} readings", path.display())]
+    Unsteady {
+        /// `cpu/online`.
+        path: PathBuf,
+    },
+    /// The tree was read and makes no machine.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+}
+
+/// Reads and assembles the machine below `root` (`/` for this one).
+pub fn topology(root: &Path) -> Result<CpuTopology, SysfsError> {
+    Ok(CpuTopology::assemble(&raw_topology(root)?)?)
+}
+
+/// Reads what the tree below `root` says.
+pub fn raw_topology(root: &Path) -> Result<RawTopology, SysfsError> {
+    let system = root.join("sys/devices/system");
+    let online = system.join("cpu/online");
+    for _ in 0..ATTEMPTS {
+        let mut raw = read_lists(&system)?;
+        raw.source = system.display().to_string();
+        let cpus = raw.online.clone().unwrap_or_else(|| raw.listed.difference(&raw.listed_offline));
+        raw.groups = groups::read_groups(&system, &cpus, &mut raw.notes)?;
+        read_nodes(&system, &mut raw)?;
+        if list(&online)? == raw.online {
+            return Ok(raw);
+        }
+    }
+    Err(SysfsError::Unsteady { path: online })
+}
+
+fn read_lists(system: &Path) -> Result<RawTopology, SysfsError> {
+    let dir = system.join("cpu");
+    if let Err(source) = fs::metadata(&dir) {
+        return Err(SysfsError::Read { path: dir, source });
+    }
+    let listed: CpuSet = numbered(&dir, "cpu")?.into_iter().map(CpuId).collect();
+    let online = list(&dir.join("online"))?;
+    let mut listed_offline = CpuSet::new();
+    if online.is_none() {
+        for cpu in listed.iter() {
+            // The boot CPU often has no such file.
+            if number(&dir.join(format!("cpu{cpu}/online")))? == Some(0) {
+                listed_offline.insert(cpu);
+            }
+        }
+    }
+    Ok(RawTopology {
+        listed,
+        listed_offline,
+        online,
+        present: list(&dir.join("present"))?,
+        possible: list(&dir.join("possible"))?,
+        isolated: list(&dir.join("isolated"))?,
+        nohz_full: list(&dir.join("nohz_full"))?,
+        nodes_online: list(&system.join("node/online"))?,
+        nodes_possible: list(&system.join("node/possible"))?,
+        ..RawTopology::default()
+    })
+}
+
+fn read_nodes(system: &Path, raw: &mut RawTopology) -> Result<(), SysfsError> {
+    let dir = system.join("node");
+    for id in numbered(&dir, "node")? {
+        let node = dir.join(format!("node{id}"));
+        let cpus = match list_or_mask(&node, "cpulist", "cpumap")? {
+            Some(cpus) => cpus,
+            // Neither file in trees that keep only the links `cpuN`.
+            None => numbered(&node, "cpu")?.into_iter().map(CpuId).collect(),
+        };
+        raw.nodes.push(RawNode {
+            id: NodeId(id),
+            cpus,
+            memory_bytes: memory(&node.join("meminfo"))?,
+            distance: distances(&node.join("distance"))?,
+        });
+    }
+    Ok(())
+}
+
+/// `Node 0 MemTotal:  65536 kB`.
+fn memory(path: &Path) -> Result<Option<u64>, SysfsError> {
+    let Some(text) = text(path)? else { return Ok(None) };
+    let Some((_, rest)) = text.split_once("MemTotal:") else { return Ok(None) };
+    let value = rest.lines().next().unwrap_or_default().trim();
+    let bytes = value.strip_suffix("kB").and_then(|kib| kib.trim().parse::<u64>().ok()?.checked_mul(1024));
+    let refuse = || SysfsError::Value { path: path.into(), value: value.into(), expected: "a size in kB" };
+    bytes.ok_or_else(refuse).map(Some)
+}
+
+fn distances(path: &Path) -> Result<Option<Vec<u32>>, SysfsError> {
+    let Some(text) = text(path)?.filter(|t| !t.is_empty()) else { return Ok(None) };
+    let row: Result<Vec<u32>, _> = text.split_ascii_whitespace().map(str::parse).collect();
+    let refuse =
+        |_| SysfsError::Value { path: path.into(), value: text.clone(), expected: "a row of distances" };
+    row.map_err(refuse).map(Some)
+}

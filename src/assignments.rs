@@ -1,0 +1,307 @@
+//! Who holds which CPUs.
+//!
+//! Problem: one table decides, and everything else (the shared pool, what is free, what the kernel should show)
+//! follows from it; nothing derived is stored, so nothing can disagree.
+//! Steps: `reserve` and `release` are idempotent and the only ways to change it.
+//! Invariants: exclusive sets are disjoint (I1); the shared pool is never empty, keeps the reserved CPUs, or under
+//! strict reservation none of them (I3).
+
+use crate::{
+    cgroup::{CgroupId, CgroupPath, CpusetFile},
+    cpuset::CpuSet,
+    owner::Owner,
+    request::Isolation,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// How an owner's exclusivity is enforced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// A cpuset partition.
+    Partition,
+    /// Disjoint `cpuset.cpus`.
+    Member,
+    /// Nothing is written: declared and observed only.
+    Audit,
+}
+
+impl Mode {
+    /// The mode's name, as in every status and verdict.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Partition => "partition",
+            Self::Member => "member",
+            Self::Audit => "audit",
+        }
+    }
+}
+
+/// What one owner holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Assignment {
+    /// The exclusive set; never empty.
+    pub cpus: CpuSet,
+    /// The owner's cgroup.
+    pub cgroup: CgroupPath,
+    /// Whether truepin made the cgroup (and removes it).
+    pub created: bool,
+    /// How it is enforced.
+    pub mode: Mode,
+    /// What was asked for; `Auto` may fall back to member mode.
+    pub isolation: Isolation,
+    /// Changes whenever set, cgroup or mode do; starts a new epoch of evidence.
+    pub generation: u64,
+    /// Why this set, in words.
+    pub reason: String,
+}
+
+/// The table.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Assignments {
+    /// CPUs that no owner gets.
+    pub reserved: CpuSet,
+    /// Whether the shared pool leaves the reserved CPUs out.
+    pub strict_reserved: bool,
+    /// The owners.
+    pub owners: BTreeMap<Owner, Assignment>,
+}
+
+/// What `reserve` found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reserved {
+    /// The owner was not there.
+    New,
+    /// The owner held exactly this already.
+    Unchanged,
+}
+
+/// Why a reservation was refused. The table is as before.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReserveError {
+    /// No CPUs.
+    #[error("{owner}: an assignment needs at least one CPU")]
+    Empty {
+        /// The owner.
+        owner: Owner,
+    },
+    /// The owner holds something else.
+    #[error("{owner} already holds CPUs {held}; release it first")]
+    Differs {
+        /// The owner.
+        owner: Owner,
+        /// What it holds.
+        held: CpuSet,
+    },
+    /// Another owner holds some of the CPUs.
+    #[error("{owner}: CPUs {cpus} belong to {holder}")]
+    Taken {
+        /// The owner.
+        owner: Owner,
+        /// The contested CPUs.
+        cpus: CpuSet,
+        /// Who holds them.
+        holder: Owner,
+    },
+    /// Some of the CPUs are reserved.
+    #[error("{owner}: CPUs {cpus} are reserved")]
+    Reserved {
+        /// The owner.
+        owner: Owner,
+        /// The reserved ones.
+        cpus: CpuSet,
+    },
+    /// Nothing would be left for everybody else.
+    #[error("{owner}: taking CPUs {cpus} would leave the shared pool empty")]
+    PoolEmpty {
+        /// The owner.
+        owner: Owner,
+        /// What was asked for.
+        cpus: CpuSet,
+    },
+    /// Another owner lives in the same cgroup, above or below it.
+    #[error("{owner}: cgroup {cgroup} is, contains or lies inside the cgroup of {holder}")]
+    SameCgroup {
+        /// The owner.
+        owner: Owner,
+        /// Its cgroup.
+        cgroup: CgroupPath,
+        /// Who is there.
+        holder: Owner,
+    },
+}
+
+impl Assignments {
+    /// CPUs held by owners.
+    #[must_use]
+    pub fn exclusive(&self) -> CpuSet {
+        self.owners.values().fold(CpuSet::new(), |all, a| all.union(&a.cpus))
+    }
+
+    /// What is left of `online` for everybody else.
+    #[must_use]
+    pub fn shared_pool(&self, online: &CpuSet) -> CpuSet {
+        let pool = online.difference(&self.exclusive());
+        if self.strict_reserved { pool.difference(&self.reserved) } else { pool }
+    }
+
+    /// What may be handed out of `online`, held or not.
+    #[must_use]
+    pub fn allocatable(&self, online: &CpuSet) -> CpuSet {
+        online.difference(&self.reserved)
+    }
+
+    /// What may be handed out now.
+    #[must_use]
+    pub fn free(&self, online: &CpuSet) -> CpuSet {
+        self.allocatable(online).difference(&self.exclusive())
+    }
+
+    /// The owner whose cgroup is `path`.
+    #[must_use]
+    pub fn owner_of(&self, path: &CgroupPath) -> Option<(&Owner, &Assignment)> {
+        self.owners.iter().find(|(_, a)| a.cgroup == *path)
+    }
+
+    /// Takes the CPUs of `assignment` for `owner`. Repeating it changes nothing.
+    pub fn reserve(
+        &mut self,
+        owner: &Owner,
+        assignment: Assignment,
+        online: &CpuSet,
+    ) -> Result<Reserved, ReserveError> {
+        let owner_named = || owner.clone();
+        if assignment.cpus.is_empty() {
+            return Err(ReserveError::Empty { owner: owner_named() });
+        }
+        if let Some(held) = self.owners.get(owner) {
+            return if held.cpus == assignment.cpus && held.cgroup == assignment.cgroup {
+                Ok(Reserved::Unchanged)
+            } else {
+                Err(ReserveError::Differs { owner: owner_named(), held: held.cpus.clone() })
+            };
+        }
+        let reserved = assignment.cpus.intersection(&self.reserved);
+        if !reserved.is_empty() {
+            return Err(ReserveError::Reserved { owner: owner_named(), cpus: reserved });
+        }
+        for (holder, held) in &self.owners {
+            let cpus = assignment.cpus.intersection(&held.cpus);
+            if !cpus.is_empty() {
+                return Err(ReserveError::Taken { owner: owner_named(), cpus, holder: holder.clone() });
+            }
+            if assignment.cgroup.is_within(&held.cgroup) || held.cgroup.is_within(&assignment.cgroup) {
+                let cgroup = assignment.cgroup.clone();
+                return Err(ReserveError::SameCgroup {
+                    owner: owner_named(),
+                    cgroup,
+                    holder: holder.clone(),
+                });
+            }
+        }
+        if self.shared_pool(online).is_subset(&assignment.cpus) {
+            return Err(ReserveError::PoolEmpty { owner: owner_named(), cpus: assignment.cpus });
+        }
+        self.owners.insert(owner.clone(), assignment);
+        Ok(Reserved::New)
+    }
+
+    /// Gives the owner's CPUs back; `None` if it held none (also the second time).
+    pub fn release(&mut self, owner: &Owner) -> Option<Assignment> {
+        self.owners.remove(owner)
+    }
+}
+
+/// What a file of somebody else's cgroup held before truepin first wrote it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FirstValue {
+    /// The cgroup's id then: a recreated cgroup starts from nothing.
+    pub id: CgroupId,
+    /// The text of each file.
+    pub files: BTreeMap<CpusetFile, String>,
+}
+
+/// First values by cgroup, put back when no owner needs the change any more.
+pub type FirstValues = BTreeMap<CgroupPath, FirstValue>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(text: &str) -> CpuSet {
+        text.parse().unwrap()
+    }
+
+    fn owner(name: &str) -> Owner {
+        format!("run/{name}").parse().unwrap()
+    }
+
+    fn held(cpus: &str, cgroup: &str) -> Assignment {
+        Assignment {
+            cpus: set(cpus),
+            cgroup: cgroup.parse().unwrap(),
+            created: true,
+            mode: Mode::Partition,
+            isolation: Isolation::Auto,
+            generation: 1,
+            reason: String::new(),
+        }
+    }
+
+    fn table() -> Assignments {
+        let mut t = Assignments { reserved: set("0-1"), ..Default::default() };
+        assert_eq!(t.reserve(&owner("a"), held("2-3", "s/a"), &set("0-7")), Ok(Reserved::New));
+        t
+    }
+
+    #[test]
+    fn pools_follow_from_the_table() {
+        let mut t = table();
+        let online = set("0-7");
+        assert_eq!(t.shared_pool(&online), set("0-1,4-7"));
+        assert_eq!((t.free(&online), t.allocatable(&online)), (set("4-7"), set("2-7")));
+        t.strict_reserved = true;
+        assert_eq!(t.shared_pool(&online), set("4-7"));
+    }
+
+    #[test]
+    fn repeating_changes_nothing() {
+        let mut t = table();
+        let before = t.clone();
+        assert_eq!(t.reserve(&owner("a"), held("2-3", "s/a"), &set("0-7")), Ok(Reserved::Unchanged));
+        assert_eq!(t, before);
+        assert!(t.release(&owner("a")).is_some());
+        assert!(t.release(&owner("a")).is_none());
+        assert!(t.exclusive().is_empty());
+    }
+
+    #[test]
+    fn refusals_leave_the_table_as_it_was() {
+        let online = set("0-7");
+        for (name, a, strict, needle) in [
+            ("b", held("3-4", "s/b"), false, "belong to run/a"),
+            ("b", held("1,4", "s/b"), false, "are reserved"),
+            ("b", held("", "s/b"), false, "at least one CPU"),
+            ("b", held("4-7", "s/b"), true, "shared pool empty"),
+            ("b", held("4", "s/a/x"), false, "lies inside the cgroup of run/a"),
+            ("b", held("4", "s"), false, "lies inside the cgroup of run/a"),
+            ("a", held("4", "s/a"), false, "already holds CPUs 2-3"),
+        ] {
+            let mut t = table();
+            t.strict_reserved = strict;
+            let before = t.clone();
+            let error = t.reserve(&owner(name), a, &online).unwrap_err().to_string();
+            assert!(error.contains(needle), "{error}");
+            assert_eq!(t, before);
+        }
+    }
+
+    #[test]
+    fn the_pool_keeps_the_reserved_cpus() {
+        let mut t = table();
+        assert_eq!(t.reserve(&owner("b"), held("4-7", "s/b"), &set("0-7")), Ok(Reserved::New));
+        assert_eq!(t.shared_pool(&set("0-7")), set("0-1"));
+    }
+}

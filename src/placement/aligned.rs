@@ -1,0 +1,300 @@
+//! The strategy `aligned`: as few NUMA nodes as possible, then near ones, then as few caches, then whole cores.
+//!
+//! Problem: among all sets of `n` free CPUs find the one that is best by, in this order: fewest groups (a group is a
+//! NUMA node, or the CPUs of no node), fewest of them outside `near`, least distance to `near`, least distance among
+//! themselves, and then what [`super::fill`] says: fewest caches, whole cores, best fit, lowest numbers.
+//! Steps: the fewest groups follow from the counts alone, unless whole cores of odd sizes must add up exactly; groups
+//! of that number are walked, at most 20,000 subsets of one size ([`super::subsets::MOST`]); of those that are equal
+//! up to distance, the 64 with the least left over are filled in and compared.
+//! Beyond 20,000 (three of 64 nodes, five of 28) only likely subsets are looked at: the largest groups, and around
+//! each group its nearest. The number of groups is then still the fewest, unless whole cores of odd sizes must add up
+//! exactly; the distance may not be the least. Nodes without free CPUs cost nothing.
+//! Invariants: the result has `n` CPUs, all free and allocatable; a policy that refuses refuses only when no set of
+//! CPUs obeys it, with the exception just named.
+
+use super::{
+    Fits, NodeFree, Placement, Refusal, RefusalKind,
+    fill::{self, Choice},
+    inventory::{Inventory, fill_cores},
+    subsets,
+};
+use crate::{
+    cpuset::CpuSet,
+    nodeset::{NodeId, NodeSet},
+    request::{AlignmentPolicy, Request},
+    topology::{CpuTopology, REMOTE_DISTANCE},
+};
+use std::cmp::Reverse;
+
+/// How many equal node sets are filled in and compared: all single nodes of 64.
+const FILLED: usize = 64;
+
+/// Chooses CPUs for a request.
+///
+/// `allocatable`: what may be given when nothing is taken (online without reserved); `free`: what is not taken. CPUs
+/// that are not online, or free and not allocatable, are never given. The policies none and best-effort are alike
+/// here: neither refuses for alignment.
+pub fn place(
+    topology: &CpuTopology,
+    allocatable: &CpuSet,
+    free: &CpuSet,
+    request: &Request,
+) -> Result<Placement, Box<Refusal>> {
+    let allocatable = allocatable.intersection(topology.online());
+    let free = free.intersection(&allocatable);
+    let search = Search::new(topology, &allocatable, &free, request);
+    let n = request.cpus as usize;
+    let now = Inventory::new(topology, &free);
+
+    let unknown: NodeSet = request.near.iter().filter(|n| topology.node(*n).is_none()).collect();
+    let kind = if n == 0 {
+        RefusalKind::Nothing
+    } else if !unknown.is_empty() {
+        RefusalKind::UnknownNodes { nodes: unknown }
+    } else {
+        match search.fewest_best(&now, search.hard) {
+            Some((groups, choice)) if search.allows(groups.len()) => {
+                let cpus = fill::take(topology, &now, &choice, n);
+                return Ok(Placement::of(topology, cpus, &search.near));
+            }
+            found => search.why(&now, found.map(|(groups, _)| groups.len())),
+        }
+    };
+    Err(Box::new(search.refusal(kind, &now)))
+}
+
+/// A request on a machine.
+struct Search<'a> {
+    topology: &'a CpuTopology,
+    request: &'a Request,
+    n: usize,
+    free: &'a CpuSet,
+    allocatable: &'a CpuSet,
+    /// `request.near` with nodes that have CPUs.
+    near: NodeSet,
+    /// Whether the policy may refuse for alignment.
+    hard: bool,
+}
+
+impl<'a> Search<'a> {
+    fn new(
+        topology: &'a CpuTopology,
+        allocatable: &'a CpuSet,
+        free: &'a CpuSet,
+        request: &'a Request,
+    ) -> Self {
+        Self {
+            topology,
+            request,
+            n: request.cpus as usize,
+            free,
+            allocatable,
+            near: with_cpus(topology, &request.near),
+            hard: matches!(request.numa, AlignmentPolicy::Restricted | AlignmentPolicy::SingleNumaNode),
+        }
+    }
+
+    /// The groups that may be used. Under a policy that may refuse (`hard`), only near ones; CPUs of no node are on
+    /// one node only where the kernel shows no nodes at all.
+    fn groups(&self, inventory: &Inventory, hard: bool) -> Vec<usize> {
+        let single = self.request.numa == AlignmentPolicy::SingleNumaNode && hard;
+        let allowed = |node: Option<NodeId>| match node {
+            Some(node) => !hard || self.near.is_empty() || self.near.contains(node),
+            None if single => self.topology.nodes().is_empty(),
+            None => !hard || self.near.is_empty(),
+        };
+        (0..inventory.groups.len()).filter(|g| allowed(inventory.groups[*g].node)).collect()
+    }
+
+    /// Whether the policy allows this many groups.
+    fn allows(&self, groups: usize) -> bool {
+        match self.request.numa {
+            AlignmentPolicy::None | AlignmentPolicy::BestEffort => true,
+            AlignmentPolicy::SingleNumaNode => groups == 1,
+            AlignmentPolicy::Restricted => self.fewest_when_empty().is_some_and(|fewest| groups <= fewest),
+        }
+    }
+
+    fn fewest_when_empty(&self) -> Option<usize> {
+        self.fewest(&Inventory::new(self.topology, self.allocatable), self.hard, &mut |_| {})
+    }
+
+    /// The fewest groups that serve the request; `visit` sees every set of that number that does (or, beyond
+    /// [`subsets::MOST`], every likely one).
+    fn fewest(&self, inventory: &Inventory, hard: bool, visit: &mut dyn FnMut(&[usize])) -> Option<usize> {
+        let (n, whole_cores) = (self.n, self.request.whole_cores);
+        let groups = self.groups(inventory, hard);
+        if !inventory.shape(&inventory.pieces_of(&groups)).serves(n, whole_cores) {
+            return None;
+        }
+        let bounds: Vec<usize> =
+            groups.iter().map(|g| inventory.bound(&inventory.groups[*g].pieces, whole_cores)).collect();
+        (subsets::fewest(&bounds, n)?..=groups.len()).find(|k| {
+            let mut any = false;
+            let likely = || self.likely(inventory, &groups, &bounds, *k);
+            subsets::visit(&bounds, *k, n, likely, &mut |subset| {
+                let subset: Vec<usize> = subset.iter().map(|i| groups[*i]).collect();
+                // The bound is the truth unless cores must add up exactly.
+                if !whole_cores || inventory.shape(&inventory.pieces_of(&subset)).serves(n, true) {
+                    any = true;
+                    visit(&subset);
+                }
+            });
+            any
+        })
+    }
+
+    /// The best set of groups, and the pieces in it.
+    fn fewest_best(&self, inventory: &Inventory, hard: bool) -> Option<(Vec<usize>, Choice)> {
+        let mut best_cost = None;
+        let mut equal: Vec<(usize, Vec<usize>)> = Vec::new();
+        self.fewest(inventory, hard, &mut |groups| {
+            let cost = self.cost(inventory, groups);
+            if best_cost.is_none_or(|best| cost < best) {
+                best_cost = Some(cost);
+                equal.clear();
+            }
+            if best_cost == Some(cost) {
+                equal.push((inventory.bound(&inventory.pieces_of(groups), false), groups.to_vec()));
+            }
+        })?;
+        // Best fit first: the sets with the least free.
+        equal.sort();
+        let filled = equal.into_iter().take(FILLED).filter_map(|(_, groups)| {
+            let pieces = inventory.pieces_of(&groups);
+            Some((fill::choose(inventory, &pieces, self.n, self.request.whole_cores)?, groups))
+        });
+        filled.min().map(|(choice, groups)| (groups, choice))
+    }
+
+    /// Groups that are not near, their distance to what is, the distance among all.
+    fn cost(&self, inventory: &Inventory, groups: &[usize]) -> (usize, u32, u32) {
+        let node = |g: &usize| inventory.groups[*g].node;
+        let (mut far, mut to_near, mut among) = (0, 0, 0);
+        for (i, a) in groups.iter().enumerate() {
+            if !self.near.is_empty() && node(a).is_none_or(|n| !self.near.contains(n)) {
+                far += 1;
+                let to = self.near.iter().map(|near| self.distance(node(a), Some(near))).min();
+                to_near += to.unwrap_or(0);
+            }
+            for b in &groups[i + 1..] {
+                among += self.distance(node(a), node(b));
+            }
+        }
+        (far, to_near, among)
+    }
+
+    /// Both ways, since it need not be symmetric; CPUs of no node are far from all.
+    fn distance(&self, a: Option<NodeId>, b: Option<NodeId>) -> u32 {
+        match (a, b) {
+            (Some(a), Some(b)) => self.topology.distance(a, b) + self.topology.distance(b, a),
+            _ => 20 * REMOTE_DISTANCE,
+        }
+    }
+
+    /// Likely sets of `k` of `groups`: the largest; and from each group on, always the next that costs least, as
+    /// long as the rest can still be made up.
+    fn likely(&self, inventory: &Inventory, groups: &[usize], bounds: &[usize], k: usize) -> Vec<Vec<usize>> {
+        let mut largest: Vec<usize> = (0..groups.len()).collect();
+        largest.sort_by_key(|i| (Reverse(bounds[*i]), *i));
+        let mut sets = vec![largest[..k].to_vec()];
+        for seed in 0..groups.len() {
+            let mut set = vec![seed];
+            while set.len() < k {
+                let have: usize = set.iter().map(|i| bounds[*i]).sum();
+                let next = (0..groups.len()).filter(|i| !set.contains(i)).filter(|i| {
+                    let rest = largest.iter().filter(|j| *j != i && !set.contains(j)).take(k - set.len() - 1);
+                    have + bounds[*i] + rest.map(|j| bounds[*j]).sum::<usize>() >= self.n
+                });
+                let cost = |i: &usize| {
+                    let with: Vec<usize> = set.iter().chain([i]).map(|j| groups[*j]).collect();
+                    (self.cost(inventory, &with), Reverse(bounds[*i]), *i)
+                };
+                let Some(next) = next.min_by_key(cost) else { break };
+                set.push(next);
+            }
+            if set.len() == k {
+                sets.push(set);
+            }
+        }
+        sets
+    }
+
+    /// Why nothing fits, or only on `needs` groups.
+    fn why(&self, now: &Inventory, needs: Option<usize>) -> RefusalKind {
+        if let Some(needs) = needs {
+            return RefusalKind::Unaligned { needs, when_empty: self.fewest_when_empty() };
+        }
+        let whole_cores = self.request.whole_cores;
+        if whole_cores {
+            let empty = Inventory::new(self.topology, self.allocatable);
+            let all = empty.shape(&empty.pieces_of(&self.groups(&empty, false)));
+            let fills = |n: usize| fill_cores(&all.whole, n).0 == n;
+            if self.n <= all.in_whole() && !fills(self.n) {
+                let below = (1..self.n).rev().find(|n| fills(*n));
+                let above = (self.n + 1..=all.in_whole()).find(|n| fills(*n));
+                return RefusalKind::NotWholeCores { below, above };
+            }
+        }
+        if self.free.len() < self.n {
+            RefusalKind::NotEnough
+        } else if self.fewest_best(now, false).is_none() {
+            RefusalKind::NotEnoughWholeCores
+        } else if self.hard && !self.near.is_empty() {
+            RefusalKind::NotNear
+        } else {
+            // Only single-numa-node leaves groups out otherwise: those of no node.
+            RefusalKind::Unaligned { needs: 2, when_empty: self.fewest_when_empty() }
+        }
+    }
+
+    fn refusal(&self, kind: RefusalKind, now: &Inventory) -> Refusal {
+        let homeless = self.topology.cpus_without_node();
+        let nodes = self.topology.nodes().iter().filter(|n| !n.cpus.is_empty());
+        let nodes = nodes.map(|n| (Some(n.id), n.cpus.clone()));
+        let homeless = (!homeless.is_empty()).then_some((None, homeless));
+        let free = nodes.chain(homeless).map(|(node, cpus)| {
+            let pieces = now.groups.iter().find(|g| g.node == node).map(|g| now.shape(&g.pieces));
+            NodeFree {
+                node,
+                cpus: cpus.intersection(self.free),
+                whole_cores: pieces.map_or(0, |shape| shape.cores()),
+            }
+        });
+        let most = |groups: &[usize]| {
+            let shape = now.shape(&now.pieces_of(groups));
+            if self.request.whole_cores { shape.in_whole() } else { shape.free() }
+        };
+        let best_effort = self.fewest_best(now, false).filter(|_| self.n > 0);
+        Refusal {
+            kind,
+            asked: self.request.cpus,
+            policy: self.request.numa,
+            whole_cores: self.request.whole_cores,
+            near: self.request.near.clone(),
+            allocatable: self.allocatable.len(),
+            free: free.collect(),
+            fits: Fits {
+                one_node: self.groups(now, self.hard).iter().map(|g| most(&[*g])).max().unwrap_or(0),
+                any_nodes: most(&self.groups(now, false)),
+                best_effort: best_effort
+                    .map(|(groups, _)| groups.iter().filter_map(|g| now.groups[*g].node).collect()),
+            },
+        }
+    }
+}
+
+/// The nodes themselves, and for one without CPUs (memory, an accelerator) those with CPUs that are nearest to it.
+fn with_cpus(topology: &CpuTopology, nodes: &NodeSet) -> NodeSet {
+    let mut near = NodeSet::new();
+    for node in nodes.iter().filter_map(|id| topology.node(id)) {
+        if !node.cpus.is_empty() {
+            near.insert(node.id);
+            continue;
+        }
+        let others = || topology.nodes().iter().filter(|o| !o.cpus.is_empty());
+        let least = others().map(|o| topology.distance(node.id, o.id)).min();
+        near |= &others().filter(|o| Some(topology.distance(node.id, o.id)) == least).map(|o| o.id).collect();
+    }
+    near
+}

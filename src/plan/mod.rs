@@ -1,0 +1,278 @@
+//! From what is desired and what was just observed to ordered steps.
+//!
+//! Problem: moving CPUs between cgroups takes many writes, a crash can fall between any two of them, and the kernel
+//! answers some orders with an error and others by silently destroying a partition.
+//! Steps: each cgroup gets a [`Target`]; its difference from what is observed becomes steps in fixed phases across
+//! *all* cgroups. The caller applies one phase, observes, and plans again, until nothing is left. No undo log is
+//! needed: every prefix keeps the invariants, and the next plan starts from what it reads.
+//!
+//! | phase | what | why there |
+//! | --- | --- | --- |
+//! | prepare | mkdir, `+cpuset` from the root down | the files do not exist before |
+//! | grow-pool | shared cgroups gain CPUs that no partition beside them holds | tasks that lose CPUs have somewhere to go (I4) |
+//! | shrink-exclusive | owners give CPUs away, leaves before ancestors; never to nothing: to `member` and the pool | the kernel refuses a set that a sibling still holds (I1) |
+//! | shrink-pool | shared cgroups drop the CPUs about to be taken | until 6.18 an overlapping sibling invalidates a partition |
+//! | grow-exclusive | owners take CPUs, ancestors before leaves | an exclusive set must be inside its parent's |
+//! | set-partition | `root` where it is missing | needs all of the above; only reading it back tells |
+//! | enter | processes into a cgroup whose files are as desired | a task never runs in a half-made set |
+//! | remove | empty cgroups that truepin made | last, their CPUs are back by then |
+//!
+//! Invariants: I1 to I4 hold after every prefix of the steps ([`check`] simulates them). Nothing that is not ours
+//! is written before its first value is recorded ([`Plan::unrecorded`]).
+
+pub mod check;
+mod diff;
+mod targets;
+
+pub use diff::diff;
+pub(crate) use diff::overlapping;
+
+use crate::{
+    assignments::{Assignments, FirstValues, Mode},
+    cgroup::{CgroupId, CgroupPath, CpusetFile},
+    cpuset::CpuSet,
+    observed::{Observed, Scope, Step},
+    owner::Owner,
+    partition::PartitionKind,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What configuration says of a cgroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Part of the shared pool.
+    Pool,
+    /// Holds CPUs of its own.
+    Owner,
+    /// Never written.
+    Ignore,
+}
+
+/// One owner's cgroup as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnerCgroup {
+    /// Who.
+    pub owner: Owner,
+    /// The exclusive set.
+    pub cpus: CpuSet,
+    /// Partition or member.
+    pub mode: Mode,
+    /// Whether truepin makes and removes the cgroup. Others' cgroups keep their own `cpuset.cpus` in partition mode,
+    /// because an explicit `cpuset.cpus.exclusive` decides there and their manager may rewrite `cpuset.cpus`.
+    pub created: bool,
+}
+
+/// Everything that a plan works towards.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Desired {
+    /// The cgroup under which truepin makes its own.
+    pub slice: CgroupPath,
+    /// By cgroup.
+    pub owners: BTreeMap<CgroupPath, OwnerCgroup>,
+    /// CPUs of everybody else.
+    pub pool: CpuSet,
+    /// Whether the pool's cgroups are written: with a member-mode owner, or under strict reservation.
+    pub pool_written: bool,
+    /// Configured roles.
+    pub roles: BTreeMap<CgroupPath, Role>,
+    /// What files of others held first.
+    pub first: FirstValues,
+    /// Files that are in a fight and are left alone (I8).
+    pub frozen: BTreeSet<(CgroupPath, CpusetFile)>,
+    /// Processes to put into owners' cgroups, once.
+    pub entering: Vec<(CgroupPath, u32)>,
+    /// Whether this kernel was seen to refuse an empty `cpuset.cpus` on a populated cgroup (`ENOSPC`, up to 6.18).
+    pub empty_refused: bool,
+    /// Remove the slice when it is empty.
+    pub teardown: bool,
+}
+
+impl Desired {
+    /// The desired state that follows from `assignments`; the other fields are as in `Default`.
+    #[must_use]
+    pub fn of(slice: &CgroupPath, assignments: &Assignments, online: &CpuSet) -> Self {
+        let owners: BTreeMap<_, _> = assignments
+            .owners
+            .iter()
+            .map(|(owner, a)| {
+                let o = OwnerCgroup {
+                    owner: owner.clone(),
+                    cpus: a.cpus.clone(),
+                    mode: a.mode,
+                    created: a.created,
+                };
+                (a.cgroup.clone(), o)
+            })
+            .collect();
+        let member = owners.values().any(|o| o.mode == Mode::Member);
+        Self {
+            slice: slice.clone(),
+            pool: assignments.shared_pool(online),
+            pool_written: member || (assignments.strict_reserved && !assignments.reserved.is_empty()),
+            owners,
+            ..Self::default()
+        }
+    }
+
+    /// What must be read for a plan.
+    #[must_use]
+    pub fn scope(&self) -> Scope {
+        let mut paths = vec![self.slice.clone()];
+        paths.extend(self.owners.keys().cloned());
+        paths.extend(self.first.keys().cloned());
+        Scope::Around(paths)
+    }
+}
+
+/// The phases, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// Make cgroups and enable the controller.
+    Prepare,
+    /// Shared cgroups gain CPUs.
+    GrowPool,
+    /// Owners give CPUs away.
+    ShrinkExclusive,
+    /// Shared cgroups drop CPUs.
+    ShrinkPool,
+    /// Owners take CPUs.
+    GrowExclusive,
+    /// Partition states.
+    SetPartition,
+    /// Processes enter.
+    Enter,
+    /// Empty cgroups go.
+    Remove,
+}
+
+/// A step in its phase.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Planned {
+    /// When.
+    pub phase: Phase,
+    /// What.
+    pub step: Step,
+}
+
+/// Something that no step can mend.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum Problem {
+    /// An owner's cgroup is not there and is not ours to make.
+    #[error("cgroup {path} of {owner} does not exist")]
+    Vanished {
+        /// The owner.
+        owner: Owner,
+        /// Its cgroup.
+        path: CgroupPath,
+    },
+    /// Processes live in a cgroup whose children need the controller: enabling it would make the subtree threaded.
+    #[error(
+        "cgroup {path} holds processes itself, so cpuset cannot be enabled below it; move them to a leaf"
+    )]
+    Populated {
+        /// The inner cgroup.
+        path: CgroupPath,
+    },
+    /// A cgroup whose type takes no processes or only threads.
+    #[error("cgroup {path} of {owner} is of type {kind}, which cannot be an owner's")]
+    Kind {
+        /// The owner.
+        owner: Owner,
+        /// Its cgroup.
+        path: CgroupPath,
+        /// `cgroup.type`
+        kind: &'static str,
+    },
+    /// Another manager's partition holds CPUs of an owner.
+    #[error("cgroup {path} is a partition of another manager and holds CPUs {cpus}, assigned to {owner}")]
+    ForeignPartition {
+        /// The other partition.
+        path: CgroupPath,
+        /// The contested CPUs.
+        cpus: CpuSet,
+        /// Our owner.
+        owner: Owner,
+    },
+    /// None of the owner's CPUs is online.
+    #[error("all CPUs ({cpus}) of {owner} are offline")]
+    Offline {
+        /// The owner.
+        owner: Owner,
+        /// Its set.
+        cpus: CpuSet,
+    },
+}
+
+/// A value that must be recorded before it is overwritten.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unrecorded {
+    /// Whose.
+    pub path: CgroupPath,
+    /// The cgroup's id now.
+    pub id: CgroupId,
+    /// Which file.
+    pub file: CpusetFile,
+    /// What it holds.
+    pub value: String,
+}
+
+/// The difference.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Plan {
+    /// In order of phase.
+    pub steps: Vec<Planned>,
+    /// Record these durably before the first step.
+    pub unrecorded: Vec<Unrecorded>,
+    /// First values that are back in place or whose cgroup is gone: forget them.
+    pub settled: Vec<CgroupPath>,
+    /// What steps cannot mend.
+    pub problems: Vec<Problem>,
+}
+
+impl Plan {
+    /// The steps of the first phase that has any.
+    #[must_use]
+    pub fn first_phase(&self) -> &[Planned] {
+        let Some(first) = self.steps.first() else { return &[] };
+        let end = self.steps.iter().position(|s| s.phase != first.phase).unwrap_or(self.steps.len());
+        &self.steps[..end]
+    }
+}
+
+/// What one cgroup's files should hold; `None` leaves a file alone.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Target {
+    cpus: Option<CpuSet>,
+    exclusive: Option<CpuSet>,
+    partition: Option<PartitionKind>,
+    kind: TargetKind,
+    /// Made by truepin: no first values.
+    ours: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum TargetKind {
+    Owner,
+    /// Between the root and an owner.
+    Chain,
+    /// Shared, or to be put back as it was.
+    #[default]
+    Pool,
+    /// Ours, of an owner that was released, and still populated.
+    Retired,
+    /// Ours and empty.
+    Remove,
+}
+
+/// The CPUs of the partitions beside `path` that the kernel honours now.
+fn held_beside(path: &CgroupPath, observed: &Observed) -> CpuSet {
+    let Some(parent) = path.parent() else { return CpuSet::new() };
+    observed
+        .children(&parent)
+        .filter(|(p, _)| *p != path)
+        .filter_map(|(_, c)| c.cpuset.as_ref().filter(|s| s.is_partition()))
+        .fold(CpuSet::new(), |all, s| all.union(s.exclusive_effective.as_ref().unwrap_or(&s.effective)))
+}

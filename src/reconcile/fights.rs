@@ -1,0 +1,123 @@
+//! truepin never fights (I8).
+//!
+//! A fight is the same file changed by the same writer (process; if unknown, by anyone) more than a given number of
+//! times in a minute. The file is then left as it is until it has been quiet for a minute.
+
+use crate::cgroup::{CgroupPath, CpusetFile};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// The window and the quiet time.
+const MINUTE_NS: u64 = 60_000_000_000;
+
+type Key = (CgroupPath, CpusetFile);
+
+#[derive(Debug, Default)]
+struct File {
+    /// Who changed it and when, oldest first; only the last minute.
+    changes: VecDeque<(Option<u32>, u64)>,
+    frozen: bool,
+}
+
+/// Changes by others, by file.
+#[derive(Debug)]
+pub(super) struct Fights {
+    limit: u32,
+    files: BTreeMap<Key, File>,
+}
+
+impl Fights {
+    pub(super) fn new(limit: u32) -> Self {
+        Self { limit, files: BTreeMap::new() }
+    }
+
+    /// Counts a change; true when this one makes it a fight.
+    pub(super) fn changed(&mut self, key: &Key, writer: Option<u32>, now_ns: u64) -> bool {
+        let file = self.files.entry(key.clone()).or_default();
+        while file.changes.front().is_some_and(|(_, at)| now_ns.saturating_sub(*at) >= MINUTE_NS) {
+            file.changes.pop_front();
+        }
+        file.changes.push_back((writer, now_ns));
+        let same =
+            file.changes.iter().filter(|(w, _)| writer.is_none() || w.is_none() || *w == writer).count();
+        let fight = same > self.limit as usize && !file.frozen;
+        file.frozen |= fight;
+        fight
+    }
+
+    /// A change of a file that is left alone already: the quiet minute starts anew.
+    pub(super) fn touched(&mut self, key: &Key, now_ns: u64) {
+        if let Some(file) = self.files.get_mut(key).filter(|f| f.frozen) {
+            file.changes.push_back((None, now_ns));
+            file.changes.pop_front();
+        }
+    }
+
+    /// Files that are left alone.
+    pub(super) fn frozen(&self) -> BTreeSet<Key> {
+        self.files.iter().filter(|(_, f)| f.frozen).map(|(k, _)| k.clone()).collect()
+    }
+
+    /// Lets go of files that have been quiet for a minute; returns those.
+    pub(super) fn thaw(&mut self, now_ns: u64) -> Vec<Key> {
+        let quiet = |f: &File| f.changes.back().is_none_or(|(_, at)| now_ns.saturating_sub(*at) >= MINUTE_NS);
+        let thawed: Vec<Key> =
+            self.files.iter().filter(|(_, f)| f.frozen && quiet(f)).map(|(k, _)| k.clone()).collect();
+        self.files.retain(|_, f| !quiet(f));
+        thawed
+    }
+
+    /// When the next frozen file will have been quiet long enough.
+    pub(super) fn next_thaw(&self) -> Option<u64> {
+        let frozen = self.files.values().filter(|f| f.frozen);
+        frozen.filter_map(|f| f.changes.back().map(|(_, at)| at.saturating_add(MINUTE_NS))).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    fn key() -> Key {
+        ("a".parse().unwrap(), CpusetFile::Cpus)
+    }
+
+    #[test]
+    fn the_fourth_change_by_one_writer_is_a_fight() {
+        let mut f = Fights::new(3);
+        assert!(!(0..3).any(|i| f.changed(&key(), Some(7), i * S)));
+        assert!(f.frozen().is_empty());
+        assert!(f.changed(&key(), Some(7), 3 * S));
+        assert_eq!(f.frozen().into_iter().collect::<Vec<_>>(), [key()]);
+        assert!(!f.changed(&key(), Some(7), 4 * S), "said once");
+    }
+
+    #[test]
+    fn different_writers_do_not_fight_and_unknown_ones_count_for_all() {
+        let mut f = Fights::new(3);
+        assert!(!(0..20).any(|i| f.changed(&key(), Some(i), u64::from(i) * S / 10)));
+        let mut f = Fights::new(3);
+        assert!(
+            !f.changed(&key(), Some(1), 0)
+                && !f.changed(&key(), None, S)
+                && !f.changed(&key(), Some(2), 2 * S)
+        );
+        assert!(f.changed(&key(), None, 3 * S));
+    }
+
+    #[test]
+    fn slow_changes_are_no_fight_and_a_quiet_minute_ends_one() {
+        let mut f = Fights::new(3);
+        assert!(!(0..50).any(|i| f.changed(&key(), None, i * 21 * S)));
+        let mut f = Fights::new(3);
+        for i in 0..4 {
+            f.changed(&key(), None, i * S);
+        }
+        f.touched(&key(), 30 * S);
+        assert_eq!(f.next_thaw(), Some(90 * S));
+        assert!(f.thaw(89 * S).is_empty() && !f.frozen().is_empty());
+        assert_eq!(f.thaw(90 * S), [key()]);
+        assert!(f.frozen().is_empty() && f.next_thaw().is_none());
+    }
+}

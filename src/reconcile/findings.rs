@@ -1,0 +1,211 @@
+//! What the operator should know.
+
+use super::{AdmitError, Writer};
+use crate::{
+    cgroup::{CgroupPath, CpusetFile},
+    cpuset::CpuSet,
+    observed::KernelError,
+    owner::Owner,
+    plan::{Problem, check::Broken},
+    sweep::SetFinding,
+    verdict::Instant,
+};
+use std::fmt;
+
+/// One finding.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finding {
+    /// Counts from 1 in the life of an agent.
+    pub id: u64,
+    /// When.
+    pub at: Instant,
+    /// What.
+    pub kind: FindingKind,
+    /// When it was mended, for what can be.
+    pub mended: Option<Instant>,
+}
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FindingKind {
+    /// A file was changed by somebody else.
+    Drift {
+        /// The cgroup.
+        path: CgroupPath,
+        /// The file.
+        file: CpusetFile,
+        /// What it holds.
+        found: String,
+        /// What it should hold.
+        wanted: String,
+        /// Who did it.
+        writer: Option<Writer>,
+    },
+    /// A file is changed again and again; it is left alone.
+    Fight {
+        /// The cgroup.
+        path: CgroupPath,
+        /// The file.
+        file: CpusetFile,
+        /// Who.
+        writer: Option<Writer>,
+        /// Changes that were repaired within a minute.
+        repairs: u32,
+    },
+    /// The fight is over; the file is repaired again.
+    FightOver {
+        /// The cgroup.
+        path: CgroupPath,
+        /// The file.
+        file: CpusetFile,
+    },
+    /// A fault of an owner's set.
+    Set(SetFinding),
+    /// An owner's tasks went to other CPUs.
+    Departed {
+        /// The owner.
+        owner: Owner,
+        /// An example: thread, name, from, to.
+        example: String,
+    },
+    /// An owner's cgroup is gone, or its command has ended while nobody waited for it.
+    Gone {
+        /// The owner.
+        owner: Owner,
+        /// The CPUs that came free.
+        cpus: CpuSet,
+        /// In words.
+        why: &'static str,
+    },
+    /// A partition could not be had; the owner is a member now.
+    FellBack {
+        /// The owner.
+        owner: Owner,
+        /// What the kernel said.
+        reason: String,
+    },
+    /// The kernel does not make a partition of it and the owner insists.
+    PartitionRefused {
+        /// The owner.
+        owner: Owner,
+        /// What the kernel said.
+        reason: String,
+    },
+    /// Something that steps cannot mend.
+    Problem(Problem),
+    /// A step failed twice.
+    StepFailed(KernelError),
+    /// The checker refused a plan: a fault in truepin.
+    Broken(Box<Broken>),
+    /// The cgroups did not become as wanted.
+    Stuck(String),
+    /// The record could not be written.
+    NotDurable(String),
+    /// The programs could not be configured or read.
+    Probe(String),
+    /// A declared owner could not be admitted.
+    NotAdmitted {
+        /// The owner.
+        owner: Owner,
+        /// Why.
+        error: Box<AdmitError>,
+    },
+    /// The claim of an owner is false.
+    Violated {
+        /// The owner.
+        owner: Owner,
+        /// The first reason.
+        reason: String,
+    },
+    /// Said by the agent itself.
+    Note(String),
+}
+
+impl FindingKind {
+    /// A short word for tables and JSON.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Drift { .. } => "drift",
+            Self::Fight { .. } => "fight",
+            Self::FightOver { .. } => "fight-over",
+            Self::Set(_) => "set",
+            Self::Departed { .. } => "departure",
+            Self::Gone { .. } => "gone",
+            Self::FellBack { .. } => "fell-back",
+            Self::PartitionRefused { .. } => "partition-refused",
+            Self::Problem(_) => "problem",
+            Self::StepFailed(_) => "step-failed",
+            Self::Broken(_) => "plan-broken",
+            Self::Stuck(_) => "stuck",
+            Self::NotDurable(_) => "not-durable",
+            Self::Probe(_) => "probe",
+            Self::NotAdmitted { .. } => "not-admitted",
+            Self::Violated { .. } => "violated",
+            Self::Note(_) => "note",
+        }
+    }
+
+    /// The writer, where there is one.
+    #[must_use]
+    pub fn writer(&self) -> Option<&Writer> {
+        match self {
+            Self::Drift { writer, .. } | Self::Fight { writer, .. } => writer.as_ref(),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (pid {}", self.comm, self.pid)?;
+        if let Some(cgroup) = &self.cgroup {
+            write!(f, ", cgroup {cgroup}")?;
+        }
+        f.write_str(")")
+    }
+}
+
+fn by(writer: Option<&Writer>) -> String {
+    writer.map_or_else(|| "an unknown writer or the kernel".into(), ToString::to_string)
+}
+
+impl fmt::Display for FindingKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Drift { path, file, found, wanted, writer } => {
+                write!(
+                    f,
+                    "{file} of {path} reads {found:?}, wanted {wanted:?}; changed by {}",
+                    by(writer.as_ref())
+                )
+            }
+            Self::Fight { path, file, writer, repairs } => write!(
+                f,
+                "{file} of {path} was changed again after {repairs} repairs within a minute by {}; left alone until it has been quiet for a minute",
+                by(writer.as_ref())
+            ),
+            Self::FightOver { path, file } => {
+                write!(f, "{file} of {path} has been quiet for a minute; repaired again")
+            }
+            Self::Set(found) => write!(f, "{}: {}", found.owner, found.fault),
+            Self::Departed { owner, example } => write!(f, "{owner}: a task left its CPUs: {example}"),
+            Self::Gone { owner, cpus, why } => write!(f, "{owner} is gone ({why}); CPUs {cpus} are free"),
+            Self::FellBack { owner, reason } => {
+                write!(f, "{owner}: no partition could be had ({reason}); enforced as member instead")
+            }
+            Self::PartitionRefused { owner, reason } => {
+                write!(f, "{owner}: the kernel does not honour the partition ({reason})")
+            }
+            Self::Problem(problem) => problem.fmt(f),
+            Self::StepFailed(error) => error.fmt(f),
+            Self::Broken(broken) => write!(f, "plan refused by its checker: {broken}"),
+            Self::Stuck(what) => write!(f, "the cgroups did not become as wanted: {what}"),
+            Self::NotDurable(what) => write!(f, "the record could not be written: {what}"),
+            Self::Probe(what) => write!(f, "kernel evidence: {what}"),
+            Self::NotAdmitted { owner, error } => write!(f, "{owner} was not admitted: {error}"),
+            Self::Violated { owner, reason } => write!(f, "{owner}: violated: {reason}"),
+            Self::Note(text) => f.write_str(text),
+        }
+    }
+}

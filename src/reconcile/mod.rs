@@ -1,0 +1,533 @@
+//! The only place that decides.
+//!
+//! Problem: requests, foreign writes, departures, vanished cgroups and crashes arrive in any order, and every answer
+//! must keep the invariants. So one function turns an event and the state into effects, and nothing else decides.
+//!
+//! ```text
+//!            Admit, Release            Persisted                Observed: steps left
+//!   Idle ───────────────────► Saving ────────────► Converging ◄──────────────────────┐
+//!    ▲  ───────────────────────────────────────────►   │  │ └──► Apply ──► Applied ───┘
+//!    │      Disturbed, Inspect (nothing to save)       │  │
+//!    │                                                 │  └──► Saving (first values, fallback, vanished owners)
+//!    └─────────────── settled: Configure, Reply ◄──────┘
+//! ```
+//!
+//! - *Idle*: kernel and table agreed when last looked.
+//! - *Saving*: the table has changed in memory; a record is on its way to disk; nothing is written to the kernel.
+//! - *Converging*: the record is durable; one phase is applied at a time, and what comes of it is observed.
+//!
+//! Effects are carried out in order, and an effect that has a result feeds it back as an event before the next outside
+//! event is taken: [`State::is_idle`] says when that is.
+//! Invariants: intent is durable before the first write (I5); a refused or failed admission leaves nothing behind; a
+//! file in a fight is left alone (I8); a plan that the checker refuses is never applied.
+
+mod converge;
+mod fights;
+mod findings;
+mod requests;
+mod settle;
+mod step;
+
+pub use findings::{Finding, FindingKind};
+pub use step::step;
+
+use crate::{
+    assignments::{Assignment, Assignments, FirstValues, Mode},
+    cgroup::{CgroupId, CgroupPath, CpusetFile},
+    checkpoint::{Checkpoint, VERSION},
+    cpuset::CpuSet,
+    ledger::{Departure, Watched},
+    observed::{KernelError, Observed, Scope},
+    owner::Owner,
+    placement::Refusal,
+    plan::{Desired, Planned, Problem, Role},
+    request::{Isolation, Request},
+    sweep::{SetFinding, TaskSweep},
+    topology::CpuTopology,
+    verdict::{Evidence, Instant, Subject, Tolerance, Verdict, judge},
+};
+use fights::Fights;
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+};
+
+/// What configuration decides.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Watch only: nothing is ever written.
+    pub audit: bool,
+    /// Where truepin makes cgroups.
+    pub slice: CgroupPath,
+    /// For requests that do not say.
+    pub isolation: Isolation,
+    /// I8.
+    pub repairs_per_minute: u32,
+    /// Of cgroups.
+    pub roles: BTreeMap<CgroupPath, Role>,
+    /// For unbound kernel threads, nanoseconds a second and CPU.
+    pub kthread_budget_ns_per_s: u64,
+    /// Of the cross-check.
+    pub tolerance: Tolerance,
+}
+
+/// What this kernel was found to do. Probed, never looked up by version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "independent facts, each its own question to the kernel")]
+pub struct KernelFacts {
+    /// cpuset is on cgroup v2.
+    pub cpuset: bool,
+    /// `cpuset.cpus.exclusive` exists, so remote partitions do.
+    pub exclusive: bool,
+    /// An empty `cpuset.cpus` on a populated cgroup was refused.
+    pub empty_refused: bool,
+    /// The eBPF programs are loaded.
+    pub bpf: bool,
+}
+
+/// Ties an answer to its question.
+pub type Ticket = u64;
+
+/// Where an owner is to live.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Home {
+    /// A cgroup that truepin makes in its slice.
+    New,
+    /// Somebody else's.
+    Existing(CgroupPath),
+}
+
+/// Who wrote a file.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Writer {
+    /// Process id.
+    pub pid: u32,
+    /// Its name when the event was read: a hint, the process may have gone on to another program.
+    pub comm: String,
+    /// Its cgroup, where it could still be read.
+    pub cgroup: Option<CgroupPath>,
+}
+
+/// A write that was not ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForeignWrite {
+    /// The cgroup.
+    pub path: CgroupPath,
+    /// The file; `None` when the event does not tell, or for the directory itself.
+    pub file: Option<CpusetFile>,
+    /// Who, where the means in force tell.
+    pub writer: Option<Writer>,
+}
+
+/// What happens.
+#[derive(Debug)]
+pub enum Event {
+    /// The agent is up; the table holds what the checkpoint held.
+    Started,
+    /// Somebody wants CPUs.
+    Admit {
+        /// For the answer.
+        ticket: Ticket,
+        /// What is wanted.
+        request: Request,
+        /// Exactly these CPUs, where configuration declares them.
+        exactly: Option<CpuSet>,
+        /// Where.
+        home: Home,
+        /// A process to put there.
+        pid: Option<u32>,
+    },
+    /// Somebody gives CPUs back.
+    Release {
+        /// For the answer.
+        ticket: Ticket,
+        /// `None` for all, and everything back as it was found.
+        owner: Option<Owner>,
+    },
+    /// Look at everything now.
+    Inspect {
+        /// For the answer.
+        ticket: Ticket,
+    },
+    /// The kernel reports.
+    Disturbed {
+        /// Writes of others.
+        writes: Vec<ForeignWrite>,
+        /// Owners' tasks on foreign CPUs.
+        departures: Vec<Departure>,
+    },
+    /// [`Effect::Persist`] ended.
+    Persisted(Result<(), String>),
+    /// [`Effect::Observe`] ended.
+    Observed(Result<Observed, KernelError>),
+    /// [`Effect::Apply`] ended: the steps that were tried, in order. The executor stops at the first error and when
+    /// a file reads back otherwise than written.
+    Applied(Vec<(Planned, Result<(), KernelError>)>),
+    /// [`Effect::Configure`] ended, with the evidence from which the new epochs start.
+    Configured(Result<Arc<Evidence>, String>),
+    /// [`Effect::SweepTasks`] ended.
+    Swept(TaskSweep),
+    /// [`Effect::Collect`] ended.
+    Collected(Result<Arc<Evidence>, String>),
+}
+
+/// What to do about it.
+#[derive(Debug)]
+pub enum Effect {
+    /// Make this record durable.
+    Persist(Box<Checkpoint>),
+    /// Read these cgroups.
+    Observe(Scope),
+    /// Apply these steps of one phase.
+    Apply(Vec<Planned>),
+    /// Watch these owners.
+    Configure(Vec<Watched>),
+    /// Read the masks of the tasks in these cgroups, and of some outside.
+    SweepTasks(Vec<(Owner, CgroupPath)>),
+    /// Close slices and read all evidence.
+    Collect,
+    /// Keep the agent's own threads on these CPUs.
+    Confine(CpuSet),
+    /// Watch the files of these cgroups for writes of others.
+    Watch(Vec<CgroupPath>),
+    /// Answer.
+    Reply(Ticket, Answer),
+    /// Tell the operator.
+    Report(Finding),
+}
+
+/// Answers to tickets.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Answer {
+    /// The owner has its CPUs, the kernel shows it, and the evidence runs.
+    Assigned(Owner, Box<Assignment>),
+    /// It does not, and nothing was left behind.
+    Refused(AdmitError),
+    /// These owners' CPUs were given back, with their last verdicts.
+    Released(Vec<(Owner, Option<Verdict>)>),
+    /// The release failed half-way; the table is as it says, the rest is retried.
+    Failed(String),
+    /// Everything was looked at.
+    Inspected(Arc<Evidence>),
+}
+
+/// Why an owner did not get CPUs.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum AdmitError {
+    /// Wrong mode.
+    #[error("the agent runs in audit mode and assigns nothing")]
+    Audit,
+    /// Nothing fits.
+    #[error(transparent)]
+    Placement(#[from] Box<Refusal>),
+    /// The table says no.
+    #[error(transparent)]
+    Reserve(#[from] crate::assignments::ReserveError),
+    /// The owner's name cannot be a cgroup's.
+    #[error(transparent)]
+    Path(#[from] crate::cgroup::PathError),
+    /// Asked for partitions on a kernel without them.
+    #[error(
+        "this kernel has no cpuset.cpus.exclusive, so a partition cannot be had below the root; use --isolation member"
+    )]
+    NoPartitions,
+    /// The kernel took the writes and made no partition of it.
+    #[error("the kernel did not make {path} a partition: it reads {state:?}")]
+    PartitionRefused {
+        /// The cgroup.
+        path: CgroupPath,
+        /// `cpuset.cpus.partition`
+        state: String,
+    },
+    /// Something that steps cannot mend.
+    #[error(transparent)]
+    Problem(#[from] Problem),
+    /// The record could not be made durable.
+    #[error("the assignment could not be made durable: {0}")]
+    NotDurable(String),
+    /// The kernel refused a step.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The plan did not come to an end.
+    #[error("the cgroups did not become as wanted: {0}")]
+    Stuck(String),
+}
+
+/// What is known of an owner beyond the record; rebuilt after a restart.
+#[derive(Debug, Clone, Default)]
+struct Runtime {
+    /// Its cgroup was there once: if it is gone, the owner is.
+    seen: bool,
+    /// A process was put into it: when it is empty again, a `run` owner is gone.
+    entered: bool,
+    /// The cgroup's id.
+    id: CgroupId,
+    /// Evidence at the start of the epoch.
+    base: Option<Arc<Evidence>>,
+    /// Faults of its sets since then, with the first and the last time they were seen.
+    faults: Vec<(SetFinding, Instant, Instant)>,
+    /// Whether a contradiction was reported.
+    violated: bool,
+    /// When a departure was last reported, `CLOCK_MONOTONIC`.
+    departed_ns: Option<u64>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Work {
+    #[default]
+    Idle,
+    Saving,
+    Converging,
+}
+
+/// A question that waits for the end of the work.
+#[derive(Debug)]
+enum Pending {
+    Admission {
+        ticket: Ticket,
+        owner: Owner,
+    },
+    /// Evidence is collected before the owners go, for their last verdicts.
+    Concluding {
+        ticket: Option<Ticket>,
+        owners: Vec<Owner>,
+        all: bool,
+    },
+    /// The owners are out of the table; kept until that is durable, to be put back if it cannot be.
+    Releasing {
+        ticket: Option<Ticket>,
+        removed: Vec<(Owner, Assignment, Runtime)>,
+        verdicts: Vec<(Owner, Option<Verdict>)>,
+    },
+    Inspection {
+        ticket: Ticket,
+    },
+}
+
+/// Progress of one convergence.
+#[derive(Debug, Default)]
+struct Progress {
+    /// Phases applied.
+    rounds: u32,
+    /// Steps that failed, with how often.
+    failed: BTreeMap<String, u32>,
+    /// Partition states that were written, with how often.
+    written: BTreeMap<CgroupPath, u32>,
+    /// Table entries that must be saved once all is settled.
+    dirty: bool,
+}
+
+/// Everything that decisions depend on.
+#[derive(Debug)]
+pub struct State {
+    /// From configuration.
+    pub settings: Settings,
+    /// The machine.
+    pub topology: CpuTopology,
+    /// What the kernel does.
+    pub facts: KernelFacts,
+    /// The table.
+    pub assignments: Assignments,
+    /// What others' files held.
+    pub first: FirstValues,
+    /// CPUs online now.
+    pub online: CpuSet,
+    /// What was last read.
+    pub observed: Observed,
+    boot_id: String,
+    epoch: u64,
+    generation: u64,
+    runtime: BTreeMap<Owner, Runtime>,
+    entering: Vec<(CgroupPath, u32)>,
+    teardown: bool,
+    work: Work,
+    pending: Option<Pending>,
+    progress: Progress,
+    /// Whether kernel and table agreed after the last convergence, and about which cgroups.
+    settled: Option<BTreeSet<CgroupPath>>,
+    writers: BTreeMap<(CgroupPath, Option<CpusetFile>), Writer>,
+    fights: Fights,
+    /// Files on which this convergence gave up; retried at the next disturbance.
+    held_off: BTreeSet<(CgroupPath, CpusetFile)>,
+    problems: BTreeSet<Problem>,
+    watched: Vec<Watched>,
+    watching: Vec<CgroupPath>,
+    confined: CpuSet,
+    findings: VecDeque<Finding>,
+    finding_count: u64,
+    drifted: Vec<u64>,
+    departures: VecDeque<Departure>,
+    concluded: VecDeque<(Owner, Verdict)>,
+}
+
+/// How many findings, departures and last verdicts are kept.
+const KEPT: usize = 256;
+
+impl State {
+    /// The state of an agent that holds what `checkpoint` held; `Event::Started` begins its life.
+    #[must_use]
+    pub fn new(
+        settings: Settings,
+        topology: CpuTopology,
+        facts: KernelFacts,
+        boot_id: String,
+        reserved: CpuSet,
+        strict_reserved: bool,
+        checkpoint: Option<Checkpoint>,
+    ) -> Self {
+        let (mut assignments, first, epoch) = match checkpoint {
+            Some(c) => (c.assignments, c.first, c.epoch),
+            None => (Assignments::default(), FirstValues::new(), 0),
+        };
+        assignments.reserved = reserved;
+        assignments.strict_reserved = strict_reserved;
+        let generation = assignments.owners.values().map(|a| a.generation).max().unwrap_or(0);
+        // What a record names existed; `entered`, because a command may have ended while nobody looked.
+        let known = Runtime { seen: true, entered: true, ..Runtime::default() };
+        let runtime = assignments.owners.keys().map(|o| (o.clone(), known.clone())).collect();
+        let online = topology.online().clone();
+        let fights = Fights::new(settings.repairs_per_minute);
+        Self {
+            settings,
+            topology,
+            facts,
+            assignments,
+            first,
+            online,
+            observed: Observed::default(),
+            boot_id,
+            epoch,
+            generation,
+            runtime,
+            entering: Vec::new(),
+            teardown: false,
+            work: Work::Idle,
+            pending: None,
+            progress: Progress::default(),
+            settled: None,
+            writers: BTreeMap::new(),
+            fights,
+            held_off: BTreeSet::new(),
+            problems: BTreeSet::new(),
+            watched: Vec::new(),
+            watching: Vec::new(),
+            confined: CpuSet::new(),
+            findings: VecDeque::new(),
+            finding_count: 0,
+            drifted: Vec::new(),
+            departures: VecDeque::new(),
+            concluded: VecDeque::new(),
+        }
+    }
+
+    /// Whether the next outside event may be taken.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.work == Work::Idle && self.pending.is_none()
+    }
+
+    /// What the kernel should show.
+    #[must_use]
+    pub fn desired(&self) -> Desired {
+        let mut frozen = self.fights.frozen();
+        frozen.extend(self.held_off.iter().cloned());
+        Desired {
+            roles: self.settings.roles.clone(),
+            first: self.first.clone(),
+            frozen,
+            entering: self.entering.clone(),
+            empty_refused: self.facts.empty_refused,
+            teardown: self.teardown,
+            ..Desired::of(&self.settings.slice, &self.assignments, &self.online)
+        }
+    }
+
+    /// The record of the present table.
+    #[must_use]
+    pub fn checkpoint(&self) -> Checkpoint {
+        Checkpoint {
+            version: VERSION,
+            epoch: self.epoch,
+            boot_id: self.boot_id.clone(),
+            topology: self.topology.fingerprint(),
+            assignments: self.assignments.clone(),
+            first: self.first.clone(),
+        }
+    }
+
+    /// What was found, oldest first.
+    pub fn findings(&self) -> impl Iterator<Item = &Finding> {
+        self.findings.iter()
+    }
+
+    /// Examples of departures, oldest first.
+    pub fn departures(&self) -> impl Iterator<Item = &Departure> {
+        self.departures.iter()
+    }
+
+    /// Problems in force.
+    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+        self.problems.iter()
+    }
+
+    /// Whether kernel and table agreed when last looked; if not, the next tick should look again.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.settled.is_some()
+    }
+
+    /// When a frozen file may be looked at again, `CLOCK_MONOTONIC` nanoseconds.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<u64> {
+        self.fights.next_thaw()
+    }
+
+    /// The verdict on `owner` at `now`, since `from` or since its epoch began; for one that is gone, its last verdict.
+    #[must_use]
+    pub fn verdict(&self, owner: &Owner, from: Option<&Evidence>, now: &Evidence) -> Option<Verdict> {
+        let Some(a) = self.assignments.owners.get(owner) else {
+            return self.concluded.iter().rev().find(|(o, _)| o == owner).map(|(_, v)| v.clone());
+        };
+        let runtime = self.runtime.get(owner)?;
+        let subject = Subject {
+            owner: owner.clone(),
+            cpus: a.cpus.clone(),
+            mode: a.mode,
+            cgroup: runtime.id,
+            sets_swept: self.facts.cpuset,
+            kthread_budget_ns_per_s: self.settings.kthread_budget_ns_per_s,
+        };
+        // Without a base nothing was watched: the empty evidence says so.
+        let nothing = Evidence {
+            at: now.at,
+            clock: now.clock.clone(),
+            online: now.online.clone(),
+            ..Evidence::default()
+        };
+        let base = from.or(runtime.base.as_deref()).unwrap_or(&nothing);
+        let faults: Vec<SetFinding> = runtime
+            .faults
+            .iter()
+            .filter(|(_, _, last)| *last >= base.at)
+            .map(|(f, _, _)| f.clone())
+            .collect();
+        Some(judge(&subject, base, now, &faults, self.settings.tolerance))
+    }
+
+    /// The path of a cgroup id among those last read.
+    #[must_use]
+    pub fn path_of(&self, id: CgroupId) -> Option<&CgroupPath> {
+        self.observed.cgroups.iter().find(|(_, c)| c.id == id).map(|(p, _)| p)
+    }
+
+    /// The mode that a request gets on this kernel.
+    fn resolve(&self, isolation: Isolation) -> Result<(Isolation, Mode), AdmitError> {
+        let asked = if isolation == Isolation::Auto { self.settings.isolation } else { isolation };
+        match asked {
+            Isolation::Member => Ok((asked, Mode::Member)),
+            Isolation::Partition if !self.facts.exclusive => Err(AdmitError::NoPartitions),
+            Isolation::Auto if !self.facts.exclusive => Ok((asked, Mode::Member)),
+            Isolation::Partition | Isolation::Auto => Ok((asked, Mode::Partition)),
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What is asked of the table.
+
+use super::{
+    AdmitError, Answer, Effect, Home, Pending, Progress, Runtime, Ticket,
+    step::{Turn, keep},
+};
+use crate::{
+    assignments::{Assignment, Mode, Reserved},
+    cgroup::CgroupPath,
+    cpuset::CpuSet,
+    owner::Owner,
+    placement,
+    request::Request,
+    verdict::Evidence,
+};
+
+impl Turn<'_> {
+    pub(super) fn admit(
+        &mut self,
+        ticket: Ticket,
+        request: &Request,
+        exactly: Option<CpuSet>,
+        home: &Home,
+        pid: Option<u32>,
+    ) {
+        match self.try_admit(request, exactly, home) {
+            Ok((cgroup, reserved)) => {
+                let owner = request.owner.clone();
+                let fresh =
+                    Runtime { seen: *home != Home::New && !self.s.settings.audit, ..Runtime::default() };
+                self.s.runtime.entry(owner.clone()).or_insert(fresh);
+                self.s.entering.extend(pid.map(|pid| (cgroup, pid)));
+                self.s.pending = Some(Pending::Admission { ticket, owner });
+                match reserved {
+                    Reserved::New => {
+                        self.s.progress = Progress::default();
+                        self.save();
+                    }
+                    Reserved::Unchanged => self.look(),
+                }
+            }
+            Err(error) => self.out.push(Effect::Reply(ticket, Answer::Refused(error))),
+        }
+    }
+
+    pub(super) fn try_admit(
+        &mut self,
+        request: &Request,
+        exactly: Option<CpuSet>,
+        home: &Home,
+    ) -> Result<(CgroupPath, Reserved), AdmitError> {
+        let audit = self.s.settings.audit;
+        if audit && exactly.is_none() {
+            return Err(AdmitError::Audit);
+        }
+        let cgroup = match home {
+            Home::New => self.s.settings.slice.child(&dir_name(&request.owner))?,
+            Home::Existing(path) => path.clone(),
+        };
+        if let Some(held) = self.s.assignments.owners.get(&request.owner)
+            && held.cgroup == cgroup
+            && held.cpus.len() == request.cpus as usize
+        {
+            return Ok((cgroup, Reserved::Unchanged));
+        }
+        let (isolation, mode) =
+            if audit { (request.isolation, Mode::Audit) } else { self.s.resolve(request.isolation)? };
+        let table = &self.s.assignments;
+        let (cpus, reason) = if let Some(cpus) = exactly {
+            (cpus, "declared in the configuration".to_owned())
+        } else {
+            let (allocatable, free) = (table.allocatable(&self.s.online), table.free(&self.s.online));
+            let placed = placement::place(&self.s.topology, &allocatable, &free, request)?;
+            (placed.cpus, placed.reason.to_string())
+        };
+        let created = *home == Home::New;
+        let generation = self.next_generation();
+        let assignment =
+            Assignment { cpus, cgroup: cgroup.clone(), created, mode, isolation, generation, reason };
+        // Declared CPUs of an audited owner are another allocator's choice: ours to check, not to refuse.
+        let reserved = if audit {
+            self.s.assignments.owners.insert(request.owner.clone(), assignment);
+            Reserved::New
+        } else {
+            let online = self.s.online.clone();
+            self.s.assignments.reserve(&request.owner, assignment, &online)?
+        };
+        Ok((cgroup, reserved))
+    }
+
+    pub(super) fn release(&mut self, ticket: Ticket, owner: Option<Owner>) {
+        let all = owner.is_none();
+        let held = |o: &Owner| self.s.assignments.owners.contains_key(o);
+        let owners: Vec<Owner> = match owner {
+            Some(o) => Some(o).into_iter().filter(held).collect(),
+            None => self.s.assignments.owners.keys().cloned().collect(),
+        };
+        if owners.is_empty() && !all {
+            return self.out.push(Effect::Reply(ticket, Answer::Released(Vec::new())));
+        }
+        self.s.pending = Some(Pending::Concluding { ticket: Some(ticket), owners, all });
+        self.look();
+    }
+
+    /// Takes the owners out of the table, with their last verdicts.
+    pub(super) fn conclude(
+        &mut self,
+        ticket: Option<Ticket>,
+        owners: Vec<Owner>,
+        all: bool,
+        evidence: Option<&Evidence>,
+    ) {
+        let mut verdicts = Vec::new();
+        for owner in &owners {
+            let verdict = evidence.and_then(|e| self.s.verdict(owner, None, e));
+            if let Some(v) = &verdict {
+                keep(&mut self.s.concluded, (owner.clone(), v.clone()));
+            }
+            verdicts.push((owner.clone(), verdict));
+        }
+        let mut removed = Vec::new();
+        for owner in owners {
+            if let Some(a) = self.s.assignments.release(&owner) {
+                self.s.entering.retain(|(path, _)| *path != a.cgroup);
+                removed.push((owner.clone(), a, self.s.runtime.remove(&owner).unwrap_or_default()));
+            }
+        }
+        self.s.teardown = all;
+        self.s.pending = Some(Pending::Releasing { ticket, removed, verdicts });
+        self.s.progress = Progress::default();
+        self.save();
+    }
+}
+
+/// A cgroup's name for an owner. Owners have no slash inside their parts, so the names are as distinct as the owners.
+fn dir_name(owner: &Owner) -> String {
+    match owner {
+        Owner::Run(name) => format!("run-{name}"),
+        Owner::Unit(name) => format!("unit-{name}"),
+        Owner::Pod { uid, container } => format!("pod-{uid}:{container}"),
+        Owner::Cgroup(path) => format!("cgroup-{}", path.as_str().replace('/', ":")),
+    }
+}

@@ -1,0 +1,211 @@
+//! The end of a convergence: faults, evidence, answers.
+
+use super::{AdmitError, Answer, Effect, FindingKind, KEPT, Pending, Progress, Work, step::Turn};
+use crate::{
+    assignments::Mode,
+    cgroup::CgroupPath,
+    ledger::Watched,
+    owner::Owner,
+    sweep::{self, SetFault, SetFinding, TaskSweep},
+    verdict::{Evidence, Judgement},
+};
+use std::{mem, sync::Arc};
+
+impl Turn<'_> {
+    pub(super) fn settle(&mut self) {
+        if self.s.progress.dirty {
+            return self.save();
+        }
+        let applied = self.s.progress.rounds > 0;
+        self.s.settled = Some(self.s.observed.cgroups.keys().cloned().collect());
+        for id in mem::take(&mut self.s.drifted) {
+            if let Some(f) = self.s.findings.iter_mut().find(|f| f.id == id) {
+                f.mended = Some(self.now);
+            }
+        }
+        if self.s.facts.cpuset {
+            self.sets(true);
+        }
+        self.s.writers.clear();
+        self.s.teardown = false;
+        self.watch();
+        if applied {
+            self.sweep_tasks();
+        }
+        self.finish(Ok(()));
+    }
+
+    /// Records the faults of the sets: those that a repair will end (`lasting` false) and those that stayed.
+    pub(super) fn sets(&mut self, lasting: bool) {
+        for found in sweep::sets(&self.s.desired(), &self.s.observed) {
+            let mode = self.s.assignments.owners.get(&found.owner).map(|a| a.mode);
+            // In member mode a new cgroup is allowed everywhere until it is caught; whether it ran is the ledger's to
+            // say. Only what stays is a fault of the sets.
+            let passing =
+                matches!(found.fault, SetFault::Overlap { .. }) && mode == Some(Mode::Member) && !lasting;
+            if !passing {
+                self.fault(found);
+            }
+        }
+    }
+
+    pub(super) fn fault(&mut self, found: SetFinding) {
+        let now = self.now;
+        let Some(runtime) = self.s.runtime.get_mut(&found.owner) else { return };
+        if let Some((_, _, last)) = runtime.faults.iter_mut().find(|(f, _, _)| *f == found) {
+            *last = now;
+            return;
+        }
+        if runtime.faults.len() < KEPT {
+            runtime.faults.push((found.clone(), now, now));
+        }
+        self.report(FindingKind::Set(found));
+    }
+
+    /// Points the programs, the watches and the agent itself at the present table.
+    pub(super) fn watch(&mut self) {
+        let mut watched = Vec::new();
+        for (owner, a) in &self.s.assignments.owners {
+            let Some(runtime) = self.s.runtime.get(owner).filter(|r| r.id.0 != 0) else { continue };
+            watched.push(Watched {
+                cgroup: runtime.id,
+                level: a.cgroup.level(),
+                cpus: a.cpus.clone(),
+                generation: a.generation,
+            });
+        }
+        let paths: Vec<CgroupPath> = self.s.observed.cgroups.keys().cloned().collect();
+        if paths != self.s.watching {
+            self.s.watching.clone_from(&paths);
+            self.out.push(Effect::Watch(paths));
+        }
+        let pool = self.s.online.difference(&self.s.assignments.exclusive());
+        if pool != self.s.confined && !pool.is_empty() {
+            self.s.confined = pool.clone();
+            self.out.push(Effect::Confine(pool));
+        }
+        if watched != self.s.watched {
+            self.s.watched.clone_from(&watched);
+            self.out.push(Effect::Configure(watched));
+        }
+    }
+
+    pub(super) fn sweep_tasks(&mut self) {
+        let cgroups = self.s.assignments.owners.iter().map(|(o, a)| (o.clone(), a.cgroup.clone())).collect();
+        self.out.push(Effect::SweepTasks(cgroups));
+    }
+
+    /// Answers what is pending.
+    pub(super) fn finish(&mut self, outcome: Result<(), AdmitError>) {
+        self.s.work = Work::Idle;
+        let Some(pending) = self.s.pending.take() else {
+            if let Err(AdmitError::Kernel(error)) = outcome {
+                self.report(FindingKind::StepFailed(error));
+            }
+            return;
+        };
+        match (pending, outcome) {
+            (Pending::Admission { ticket, owner }, Ok(())) => {
+                let answer = match self.s.assignments.owners.get(&owner) {
+                    Some(a) => Answer::Assigned(owner, Box::new(a.clone())),
+                    None => Answer::Failed(format!("{owner} vanished while it was admitted")),
+                };
+                self.out.push(Effect::Reply(ticket, answer));
+            }
+            (Pending::Admission { ticket, owner }, Err(error)) => {
+                self.out.push(Effect::Reply(ticket, Answer::Refused(error)));
+                if let Some(a) = self.s.assignments.release(&owner) {
+                    self.s.entering.retain(|(path, _)| *path != a.cgroup);
+                }
+                self.s.runtime.remove(&owner);
+                self.s.progress = Progress::default();
+                self.save();
+            }
+            // However the convergence went, the owners go.
+            (p @ Pending::Concluding { .. }, _) => {
+                self.s.pending = Some(p);
+                self.out.push(Effect::Collect);
+            }
+            (Pending::Releasing { ticket, verdicts, .. }, outcome) => {
+                if let Some(ticket) = ticket {
+                    let answer = match outcome {
+                        Ok(()) => Answer::Released(verdicts),
+                        Err(error) => Answer::Failed(format!("released, but {error}")),
+                    };
+                    self.out.push(Effect::Reply(ticket, answer));
+                }
+            }
+            (p @ Pending::Inspection { .. }, _) => {
+                self.s.pending = Some(p);
+                self.sweep_tasks();
+                self.out.push(Effect::Collect);
+            }
+        }
+    }
+
+    pub(super) fn configured(&mut self, result: Result<Arc<Evidence>, String>) {
+        match result {
+            Ok(evidence) => {
+                for runtime in self.s.runtime.values_mut().filter(|r| r.base.is_none() && r.id.0 != 0) {
+                    runtime.base = Some(evidence.clone());
+                    runtime.faults.clear();
+                    runtime.violated = false;
+                }
+            }
+            Err(error) => {
+                // Tried again at the next settlement.
+                self.s.watched.clear();
+                self.report(FindingKind::Probe(error));
+            }
+        }
+    }
+
+    pub(super) fn swept(&mut self, sweep: &TaskSweep) {
+        let owners = self.s.assignments.owners.clone();
+        let triples = owners.iter().map(|(o, a)| (o, &a.cpus, a.mode));
+        for found in sweep::masks(triples, sweep) {
+            self.fault(found);
+        }
+    }
+
+    pub(super) fn collected(&mut self, result: Result<Arc<Evidence>, String>) {
+        let evidence = match result {
+            Ok(evidence) => Some(evidence),
+            Err(error) => {
+                self.report(FindingKind::Probe(error));
+                None
+            }
+        };
+        if let Some(evidence) = &evidence {
+            self.contradictions(evidence);
+        }
+        match self.s.pending.take() {
+            Some(Pending::Concluding { ticket, owners, all }) => {
+                self.conclude(ticket, owners, all, evidence.as_deref());
+            }
+            Some(Pending::Inspection { ticket }) => {
+                let failed = || Answer::Failed("the evidence could not be read".into());
+                self.out.push(Effect::Reply(ticket, evidence.map_or_else(failed, Answer::Inspected)));
+            }
+            other => self.s.pending = other,
+        }
+    }
+
+    /// Reports an owner whose claim has become false.
+    pub(super) fn contradictions(&mut self, evidence: &Evidence) {
+        let owners: Vec<Owner> = self.s.assignments.owners.keys().cloned().collect();
+        for owner in owners {
+            if self.s.runtime.get(&owner).is_none_or(|r| r.violated) {
+                continue;
+            }
+            let Some(v) = self.s.verdict(&owner, None, evidence) else { continue };
+            if v.judgement == Judgement::Violated {
+                if let Some(r) = self.s.runtime.get_mut(&owner) {
+                    r.violated = true;
+                }
+                let reason = v.reasons.first().cloned().unwrap_or_default();
+                self.report(FindingKind::Violated { owner, reason });
+            }
+        }
+    }
+}

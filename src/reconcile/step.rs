@@ -1,0 +1,88 @@
+//! One event in, effects out.
+
+use super::{Effect, Event, Finding, FindingKind, Pending, Progress, State, Work};
+use crate::verdict::Instant;
+use std::collections::VecDeque;
+
+/// Takes one event. The effects are to be carried out in order; results come back as events, before the next outside
+/// event is taken. Deterministic: equal states, events and times give equal effects.
+pub fn step(state: &mut State, event: Event, now: Instant) -> Vec<Effect> {
+    let mut t = Turn { s: state, now, out: Vec::new() };
+    match event {
+        Event::Started => t.look(),
+        Event::Admit { ticket, request, exactly, home, pid } => {
+            t.admit(ticket, &request, exactly, &home, pid);
+        }
+        Event::Release { ticket, owner } => t.release(ticket, owner),
+        Event::Inspect { ticket } => {
+            t.s.pending = Some(Pending::Inspection { ticket });
+            t.look();
+        }
+        Event::Disturbed { writes, departures } => t.disturbed(writes, departures),
+        Event::Persisted(result) => t.persisted(result),
+        Event::Observed(Ok(observed)) => t.observed(observed),
+        Event::Observed(Err(error)) => t.finish(Err(super::AdmitError::Kernel(error))),
+        Event::Applied(results) => t.applied(results),
+        Event::Configured(result) => t.configured(result),
+        Event::Swept(sweep) => t.swept(&sweep),
+        Event::Collected(result) => t.collected(result),
+    }
+    t.out
+}
+
+pub(super) struct Turn<'a> {
+    pub(super) s: &'a mut State,
+    pub(super) now: Instant,
+    pub(super) out: Vec<Effect>,
+}
+
+impl Turn<'_> {
+    pub(super) fn report(&mut self, kind: FindingKind) -> u64 {
+        self.s.finding_count += 1;
+        let finding = Finding { id: self.s.finding_count, at: self.now, kind, mended: None };
+        keep(&mut self.s.findings, finding.clone());
+        self.out.push(Effect::Report(finding));
+        self.s.finding_count
+    }
+
+    /// Begins a convergence from a fresh reading.
+    pub(super) fn look(&mut self) {
+        self.s.progress = Progress::default();
+        self.s.held_off.clear();
+        for (path, file) in self.s.fights.thaw(self.now.mono_ns) {
+            self.report(FindingKind::FightOver { path, file });
+        }
+        self.s.work = Work::Converging;
+        self.observe();
+    }
+
+    pub(super) fn observe(&mut self) {
+        self.out.push(Effect::Observe(self.s.desired().scope()));
+    }
+
+    /// Makes the table durable; the kernel is written only afterwards.
+    pub(super) fn save(&mut self) {
+        self.s.settled = None;
+        self.s.progress.dirty = false;
+        if self.s.settings.audit {
+            self.s.work = Work::Converging;
+            return self.observe();
+        }
+        self.s.epoch += 1;
+        self.s.work = Work::Saving;
+        self.out.push(Effect::Persist(Box::new(self.s.checkpoint())));
+    }
+
+    pub(super) fn next_generation(&mut self) -> u64 {
+        self.s.generation += 1;
+        self.s.generation
+    }
+}
+
+/// The newest [`super::KEPT`] items.
+pub(super) fn keep<T>(ring: &mut VecDeque<T>, item: T) {
+    if ring.len() == super::KEPT {
+        ring.pop_front();
+    }
+    ring.push_back(item);
+}
