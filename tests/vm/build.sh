@@ -1,16 +1,14 @@
 #!/bin/sh
 # build.sh: the two static binaries and the initramfs that holds them, into $TRUEPIN_CACHE/vm/initramfs.
-#
-# Static, so that the initramfs needs no libraries. The target is named though it is the host's: only then do the
-# flags not reach procedural macros, which cannot be static. `make test` builds its tests with the same flags and
-# target, so nothing is compiled twice.
+# shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
-target=x86_64-unknown-linux-gnu
-cd "$repo"
+cd "$repo" || exit 1
+. tests/cargo.env
 say "building the static binaries"
-RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --target "$target" -p truepin-agent -p truepin-tests --bins
-binaries=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/$target/release
+cargo build --release -p truepin-agent -p truepin-tests --bins
+target=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
+binaries=$target/$CARGO_BUILD_TARGET/release
 
 root=$cache/initramfs.new
 rm -rf "$root"
