@@ -64,8 +64,12 @@ fn sane(topology: &CpuTopology) -> Result<(), TestCaseError> {
 
 proptest! {
     #[test]
-    fn invariants(raw in prop_oneof![sound(), broken()], groups in statements(), online in most_cpus()) {
-        let raw = RawTopology { groups, online: Some(online.clone()), ..raw };
+    fn invariants(raw in prop_oneof![sound(), broken()], groups in statements(), online in most_cpus(),
+        overlapping in vec(most_cpus(), 0..4)) {
+        let mut raw = RawTopology { groups, online: Some(online.clone()), ..raw };
+        for (node, cpus) in raw.nodes.iter_mut().zip(overlapping) {
+            node.cpus = cpus;
+        }
         match CpuTopology::assemble(&raw) {
             Ok(topology) => sane(&topology)?,
             Err(_) => prop_assert!(online.is_empty()),
