@@ -4,7 +4,7 @@
 //! NUMA node, or the CPUs of no node), fewest of them outside `near`, least distance to `near`, least distance among
 //! themselves, and then what [`super::fill`] says: fewest caches, whole cores, best fit, lowest numbers.
 //! Steps: the fewest groups follow from the counts alone, unless whole cores of odd sizes must add up exactly; groups
-//! of that number are walked, at most 20,000 subsets of one size ([`super::subsets::MOST`]); of those that are equal
+//! of that number are walked, at most 20,000 subsets of one size ([`super::subsets`]); of those that are equal
 //! up to distance, the 64 with the least left over are filled in and compared.
 //! Beyond 20,000 (three of 64 nodes, five of 28) only likely subsets are looked at: the largest groups, and around
 //! each group its nearest. The number of groups is then still the fewest, unless whole cores of odd sizes must add up
@@ -120,7 +120,7 @@ impl<'a> Search<'a> {
     }
 
     /// The fewest groups that serve the request; `visit` sees every set of that number that does (or, beyond
-    /// [`subsets::MOST`], every likely one).
+    /// [`subsets::MOST_NODE_SETS`], every likely one).
     fn fewest(&self, inventory: &Inventory, hard: bool, visit: &mut dyn FnMut(&[usize])) -> Option<usize> {
         let (n, whole_cores) = (self.n, self.request.whole_cores);
         let groups = self.groups(inventory, hard);
@@ -132,7 +132,7 @@ impl<'a> Search<'a> {
         (subsets::fewest(&bounds, n)?..=groups.len()).find(|k| {
             let mut any = false;
             let likely = || self.likely(inventory, &groups, &bounds, *k);
-            subsets::visit(&bounds, *k, n, likely, &mut |subset| {
+            subsets::visit(&bounds, (*k, subsets::MOST_NODE_SETS), n, likely, &mut |subset| {
                 let subset: Vec<usize> = subset.iter().map(|i| groups[*i]).collect();
                 // The bound is the truth unless cores must add up exactly.
                 if !whole_cores || inventory.shape(&inventory.pieces_of(&subset)).serves(n, true) {
