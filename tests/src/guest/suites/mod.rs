@@ -3,10 +3,11 @@
 
 use super::scenario::Suite;
 
+pub mod enforce;
 pub mod smoke;
 
 /// Every suite.
-pub const ALL: &[&Suite] = &[&smoke::SUITE];
+pub const ALL: &[&Suite] = &[&smoke::SUITE, &enforce::SUITE];
 
 /// The suite of this name.
 #[must_use]
