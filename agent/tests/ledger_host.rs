@@ -82,6 +82,10 @@ fn role() {
             }
             raise(Signal::SIGSTOP).unwrap();
         }
+        "flap" => loop {
+            pin(0);
+            pin(1);
+        },
         other => panic!("no role {other}"),
     }
 }
@@ -287,6 +291,29 @@ fn departures_are_counted_and_reported() {
     });
     assert!(collect(&mut probe).owners[0].departures > owner.departures);
     drop((hop, fork));
+}
+
+/// Nobody reads: the ring fills, what finds no room is counted, and the count of departures goes on. At a record in a
+/// millisecond that takes four seconds.
+#[test]
+fn a_full_ring_is_no_secret() {
+    let Some(_guard) = machine("a_full_ring_is_no_secret") else { return };
+    let mut probe = BpfProbe::load().unwrap();
+    let cgroup = Cgroup::new("ring");
+    probe.configure(&[cgroup.watched("1", 1)]).unwrap();
+    let flap = run("flap", Some(&cgroup), "1");
+    wait_for("the ring to fill", || probe.health().unwrap().ring_drops > 50);
+    flap.stop();
+    let sample = collect(&mut probe);
+    let mut events = Vec::new();
+    let count = probe.drain(&mut events).unwrap();
+    // 56 bytes and a header of 8 each; the kernel never fills the last one.
+    assert_eq!(count, 256 * 1024 / 64 - 1);
+    assert!(sample.owners[0].departures >= count as u64 + sample.health.ring_drops, "{:?}", sample.owners);
+    // Read, it has room again.
+    flap.go_on();
+    wait_for("another record", || probe.drain(&mut events).unwrap() > 0);
+    assert!(probe.health().unwrap().ring_drops >= sample.health.ring_drops);
 }
 
 #[test]
