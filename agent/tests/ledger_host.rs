@@ -10,6 +10,7 @@ mod support;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sched::{CpuSet, sched_setaffinity},
+    sys::signal::{Signal, raise},
     unistd::Pid,
 };
 use std::{
@@ -19,7 +20,7 @@ use std::{
     thread::sleep,
     time::{Duration, Instant},
 };
-use support::{Cgroup, Process, missing, skip};
+use support::{Cgroup, Process, missing, skip, wait_for};
 use truepin::{
     cpuset::CpuId,
     ledger::{CpuLedger, DepartureKind, Intruder, IntruderKind, LedgerSample, Probe as _},
@@ -66,17 +67,19 @@ fn role() {
             spin(Duration::from_millis(2));
             sleep(Duration::from_millis(9));
         },
-        // 25 moves to CPU 0 and as many back, 4 ms apart; then quiet.
+        // 25 moves to CPU 0 and as many back, 4 ms apart, then 200 without a pause. Stopped before, between and after.
         "hop" => {
             pin(1);
-            sleep(Duration::from_millis(300));
-            for _ in 0..25 {
-                pin(0);
-                sleep(Duration::from_millis(4));
-                pin(1);
-                sleep(Duration::from_millis(4));
+            for (moves, pause) in [(25, Duration::from_millis(4)), (200, Duration::ZERO)] {
+                raise(Signal::SIGSTOP).unwrap();
+                for _ in 0..moves {
+                    pin(0);
+                    sleep(pause);
+                    pin(1);
+                    sleep(pause);
+                }
             }
-            sleep(Duration::from_mins(1));
+            raise(Signal::SIGSTOP).unwrap();
         }
         other => panic!("no role {other}"),
     }
@@ -126,9 +129,16 @@ fn the_owner_and_a_foreign_task() {
     sleep(Duration::from_millis(200));
     probe.configure(&[cgroup.watched("1", 7)]).unwrap();
 
-    let (first, own0, other0) = (collect(&mut probe), own.cpu_ns(), other.cpu_ns());
+    let mut stopped = || {
+        own.stop();
+        other.stop();
+        (collect(&mut probe), own.cpu_ns(), other.cpu_ns())
+    };
+    let (first, own0, other0) = stopped();
+    own.go_on();
+    other.go_on();
     sleep(Duration::from_secs(3));
-    let (last, own1, other1) = (collect(&mut probe), own.cpu_ns(), other.cpu_ns());
+    let (last, own1, other1) = stopped();
 
     assert_conserved(&first);
     assert_conserved(&last);
@@ -139,9 +149,10 @@ fn the_owner_and_a_foreign_task() {
     let times = b.times.since(&a.times).unwrap();
     assert!(b.switches - a.switches > 100, "{b:?}");
 
-    // A tick, 10 µs a switch, and 2 % for steal and interrupt time, which the CPU clock may leave out.
-    let tolerance = 20_000_000 + (b.switches - a.switches) * 10_000 + (own1 - own0) / 50;
-    assert!(own1 - own0 > 1_000_000_000, "the owner ran only {} ms", ms(own1 - own0));
+    // 10 µs a switch (the scheduler's own code before and after the tracepoint), and a tick and 1 % for steal and
+    // interrupt time, which the CPU clock may leave out.
+    let tolerance = 10_000_000 + (b.switches - a.switches) * 10_000 + (own1 - own0) / 100;
+    assert!(own1 - own0 > 300_000_000, "the owner ran only {} ms", ms(own1 - own0));
     assert!(
         times.owner_ns.abs_diff(own1 - own0) < tolerance,
         "owner {} ms by the ledger, {} ms by its CPU clock",
@@ -196,16 +207,17 @@ fn children_belong_to_the_owner() {
     sleep(Duration::from_millis(500));
     let sample = collect(&mut probe);
     let before = on(&sample, 1);
-    assert!(before.times.owner_ns > 100_000_000, "{before:?}");
+    assert!(before.times.owner_ns > 20_000_000, "{before:?}");
     assert!(of(&sample, &own).is_none());
 
     let outside = Cgroup::new("outside");
     outside.take(own.id());
-    sleep(Duration::from_millis(500));
-    let sample = collect(&mut probe);
-    let i = of(&sample, &own).unwrap();
-    assert_eq!(i.cgroup, outside.id());
-    assert!(i.ns > 50_000_000, "{i:?}");
+    let mut sample = collect(&mut probe);
+    wait_for("an intruder's time", || {
+        probe.collect(&mut sample).unwrap();
+        of(&sample, &own).is_some_and(|i| i.ns > 50_000_000)
+    });
+    assert_eq!(of(&sample, &own).unwrap().cgroup, outside.id());
     assert_conserved(&sample);
     drop(own);
 }
@@ -218,15 +230,17 @@ fn departures_are_counted_and_reported() {
     let inner = cgroup.child("inner");
     probe.configure(&[cgroup.watched("1", 3)]).unwrap();
     let hop = run("hop", Some(&inner), "0,1");
-    sleep(Duration::from_millis(250));
-    // It has pinned itself to CPU 1 by now, and rests there for 300 ms from then on.
+    hop.await_stop();
+    // The record of its thread's fork was less than a millisecond ago, perhaps.
+    sleep(Duration::from_millis(5));
     let before = collect(&mut probe);
     probe.drain(&mut Vec::new()).unwrap();
 
+    hop.go_on();
     // The ring wakes a reader.
     let mut fds = [PollFd::new(probe.as_fd(), PollFlags::POLLIN)];
-    assert_eq!(poll(&mut fds, PollTimeout::from(5000u16)).unwrap(), 1);
-    sleep(Duration::from_millis(900));
+    assert_eq!(poll(&mut fds, PollTimeout::from(20_000u16)).unwrap(), 1);
+    hop.await_stop();
     let (mut events, after) = (Vec::new(), collect(&mut probe));
     let count = probe.drain(&mut events).unwrap();
     assert_eq!(count, events.len());
@@ -244,12 +258,28 @@ fn departures_are_counted_and_reported() {
         assert!(d.at_ns > before.ended_ns && d.at_ns <= after.ended_ns, "{d:?}");
     }
     assert_eq!(after.health.ring_drops, 0);
+    // The stopper thread that moved it may run on CPU 1 alone: accounted, and no intruder.
+    assert!(on(&after, 1).times.kthread_bound_ns > on(&before, 1).times.kthread_bound_ns);
+    assert!(!after.intruders.iter().any(|i| i.comm.starts_with("migration/")), "{:?}", after.intruders);
 
-    // First placements: a child of the owner that starts on CPU 0.
-    let fork = run("burn", Some(&inner), "0");
-    sleep(Duration::from_millis(300));
+    // Faster than one in a millisecond: all are counted, some are reported.
+    hop.go_on();
+    hop.await_stop();
     let mut events = Vec::new();
     probe.drain(&mut events).unwrap();
+    let fast = collect(&mut probe).owners[0];
+    assert_eq!(fast.departures - owner.departures, 200, "{owner:?} {fast:?}");
+    assert!(!events.is_empty() && events.len() < 200, "{}", events.len());
+    // All were sent from CPU 1, where the stopper thread moved the task.
+    assert!(events.windows(2).all(|w| w[1].at_ns - w[0].at_ns >= 1_000_000), "{events:?}");
+
+    // First placements: a thread that the owner starts on CPU 0.
+    let fork = run("burn", Some(&inner), "0");
+    let mut events = Vec::new();
+    wait_for("a first placement", || {
+        probe.drain(&mut events).unwrap();
+        events.iter().any(|d| d.kind == DepartureKind::Forked && d.tgid == fork.id() && d.to == CpuId(0))
+    });
     assert!(collect(&mut probe).owners[0].departures > owner.departures);
     drop((hop, fork));
 }
@@ -274,13 +304,15 @@ fn a_new_generation_straddles() {
         (CpuId(1), a.id(), 1, on(&first, 1).from_ns)
     );
     assert_eq!(old.times.total(), old.to_ns - old.from_ns);
-    assert!(old.times.straddle_ns > 0 && old.times.straddle_ns < 50_000_000, "{old:?}");
+    // The slice that was open began at the last sample or later.
+    let open = old.to_ns - on(&first, 1).to_ns;
+    assert!(old.times.straddle_ns > 0 && old.times.straddle_ns <= open, "{old:?}");
 
     let second = collect(&mut probe);
     assert_conserved(&second);
     let new = on(&second, 1);
     assert_eq!((new.generation, new.from_ns), (2, old.to_ns), "no time between the epochs");
-    assert!(new.times.straddle_ns < 5_000_000, "{new:?}");
+    assert_eq!(new.times.straddle_ns, 0);
     assert_eq!(on(&second, 0).from_ns, on(&first, 0).from_ns);
     assert_eq!(second.owners.iter().find(|o| o.owner == a.id()).unwrap().migrations, 0);
 
@@ -306,10 +338,11 @@ fn a_gap_shows_in_the_link() {
     probe.configure(&[cgroup.watched("1", 1)]).unwrap();
     let first = collect(&mut probe);
     probe.detach_switch();
-    sleep(Duration::from_millis(250));
-    let during = collect(&mut probe);
-    assert_eq!(during.health.programs[0].link, None);
-    sleep(Duration::from_millis(250));
+    let begin = collect(&mut probe);
+    sleep(Duration::from_millis(500));
+    let end = collect(&mut probe);
+    assert_eq!((begin.health.programs[0].link, end.health.programs[0].link), (None, None));
+    assert_eq!(on(&begin, 1).switches, on(&end, 1).switches, "nothing is seen in the gap");
     probe.attach_switch().unwrap();
     let last = collect(&mut probe);
     assert_conserved(&last);
@@ -317,8 +350,32 @@ fn a_gap_shows_in_the_link() {
     assert!(link(&last).is_some() && link(&first).is_some());
     assert_ne!(link(&first), link(&last));
     assert_eq!(first.health.programs[1..], last.health.programs[1..]);
-    assert!(on(&last, 1).switches - on(&first, 1).switches < 100, "nothing was seen in the gap");
     drop((own, other));
+}
+
+/// The task that is there is not the one that was seen to come: neither gets the time.
+#[test]
+fn a_broken_chain_is_nobodys() {
+    let Some(_guard) = machine("a_broken_chain_is_nobodys") else { return };
+    let mut probe = BpfProbe::load().unwrap();
+    let cgroup = Cgroup::new("chain");
+    let own = run("burn", Some(&cgroup), "1");
+    probe.configure(&[cgroup.watched("1", 1)]).unwrap();
+    // Another task may be there both times, on a busy machine.
+    wait_for("a broken chain", || {
+        let before = on(&collect(&mut probe), 1);
+        probe.detach_switch();
+        own.stop();
+        let sample = collect(&mut probe);
+        let after = on(&sample, 1);
+        probe.attach_switch().unwrap();
+        own.go_on();
+        assert_conserved(&sample);
+        let unknown = after.times.unknown_ns - before.times.unknown_ns;
+        assert_eq!(unknown > 0, after.breaks > before.breaks, "{before:?} {after:?}");
+        // With the program away this is the one slice since the last sample, but for what ran before it went.
+        after.breaks > before.breaks && unknown > 100_000
+    });
 }
 
 #[test]
@@ -355,8 +412,16 @@ fn the_table_of_intruders_is_emptied() {
     let full = collect(&mut probe);
     assert!(full.intruders.len() > 2900, "{}", full.intruders.len());
     sleep(Duration::from_millis(1100));
-    // This sample still shows them; the next does not.
-    assert!(collect(&mut probe).intruders.len() > 2900);
+    // Forks keep RCU's own thread busy, which may run anywhere.
+    let threads: Vec<_> = full.intruders.iter().filter(|i| i.kind == IntruderKind::UnboundKthread).collect();
+    assert!(!threads.is_empty());
+    for thread in threads {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", thread.pid)).unwrap_or_default();
+        let allowed = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"));
+        assert!(allowed.is_none_or(|l| l.trim().parse::<truepin::CpuSet>().unwrap().len() > 1), "{thread:?}");
+    }
+    // What was seen once goes, and then is gone.
+    collect(&mut probe);
     let rest = collect(&mut probe);
     assert!(rest.intruders.len() < 500, "{}", rest.intruders.len());
     assert_eq!(rest.health.intruders_lost, 0);

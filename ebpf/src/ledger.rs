@@ -35,7 +35,9 @@ pub fn sched_switch(ctx: BtfTracePointContext) -> i32 {
     0
 }
 
-#[inline(always)]
+/// Not inlined: its stack frame is set up only where it is needed. With it in the caller an unwatched CPU paid 9 ns more
+/// (over an empty program +20 instead of +11).
+#[inline(never)]
 unsafe fn switched(slot: &mut Slot, prev: Task, next: Task) {
     unsafe {
         let now = bpf_ktime_get_ns();

@@ -81,6 +81,17 @@ pub(super) fn kernel_types() -> Result<Btf, BpfError> {
         .map_err(|e| BpfError::NoBtf { path: KERNEL_BTF.into(), source: io::Error::other(e.to_string()) })
 }
 
+/// Gives freed memory back. Reading the kernel's types takes 20 MB for a moment, which glibc would keep for good: an
+/// agent has 24 MB resident without this and 4 MB with it.
+pub(super) fn release_memory() {
+    #[cfg(target_env = "gnu")]
+    #[allow(unsafe_code, reason = "no safe wrapper; it has no precondition and touches free memory only")]
+    // SAFETY: as the reason says.
+    unsafe {
+        nix::libc::malloc_trim(0);
+    }
+}
+
 /// Hands a `tp_btf` program to the verifier.
 pub(super) fn load(
     bpf: &mut Ebpf,

@@ -123,6 +123,7 @@ impl BpfProbe {
         for (link, name) in probe.links.iter_mut().zip(PROGRAMS) {
             *link = Some(load::attach(&mut probe.bpf, name)?);
         }
+        load::release_memory();
         Ok(probe)
     }
 
