@@ -42,11 +42,11 @@ bench: ## benchmarks
 lint: ## rustfmt, clippy, licences and sources of dependencies, traces of the build machine
 	@tests/lint
 
-build: ## the static binaries alone
+build: ## the static binaries that the tests use
 	@tests/build
 
 install: ## binary, unit and configuration below PREFIX (/usr/local), SYSCONFDIR (/etc) and DESTDIR
-	@built=$$(tests/build) && echo "install $(sbindir)/truepin" && install -D -m 755 "$$built/truepin" $(sbindir)/truepin
+	@built=$$(tests/build dist) && echo "install $(sbindir)/truepin" && install -D -m 755 "$$built/truepin" $(sbindir)/truepin
 	install -d $(unitdir) $(confdir)
 	sed 's|/usr/local/sbin/truepin|$(PREFIX)/sbin/truepin|g' deploy/truepin.service >$(unitdir)/truepin.service.new
 	mv $(unitdir)/truepin.service.new $(unitdir)/truepin.service
