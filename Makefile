@@ -36,8 +36,8 @@ vm-test: setup ## the suites on real kernels alone; SUITE=name and ONLY=part_of_
 bpf: ## build the kernel half anew into ebpf/prebuilt (first time: minutes, for its linker)
 	@ebpf/build.sh
 
-bench: ## benchmarks
-	@cargo bench --workspace
+bench: ## what a run of the kernel half costs on this machine (as root)
+	@. tests/cargo.env && cargo run --release -p truepin-agent --example switch_cost
 
 lint: ## rustfmt, clippy, licences and sources of dependencies, traces of the build machine
 	@tests/lint
