@@ -9,11 +9,6 @@ SYSCONFDIR ?= /etc
 DESTDIR ?=
 export TRUEPIN_CACHE
 
-# Static: it runs on any distribution, and is the binary that the guests test.
-TARGET := x86_64-unknown-linux-gnu
-STATIC := RUSTFLAGS='-C target-feature=+crt-static'
-BUILT = $(shell cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/$(TARGET)/release
-
 sbindir = $(DESTDIR)$(PREFIX)/sbin
 unitdir = $(DESTDIR)$(PREFIX)/lib/systemd/system
 confdir = $(DESTDIR)$(SYSCONFDIR)/truepin
@@ -29,7 +24,7 @@ setup: ## what the virtual machines need: QEMU and small tools (Debian), the ker
 
 demo: setup ## see it work: a NUMA machine in QEMU, workloads, an intruder, a crash of the agent
 	@tests/vm/build.sh
-	@tests/vm/boot.sh -t 600 demo
+	@tests/vm/boot.sh -q -t 600 demo
 
 test: setup ## every test, on this machine and on real kernels in virtual machines; the last line counts them
 	@tests/run
@@ -41,20 +36,20 @@ vm-test: setup ## the suites on real kernels alone; SUITE=name and ONLY=part_of_
 bpf: ## build the kernel half anew into ebpf/prebuilt (first time: minutes, for its linker)
 	@ebpf/build.sh
 
-bench: ## benchmarks
-	@cargo bench --workspace
+bench: ## what a run of the kernel half costs on this machine (as root)
+	@. tests/cargo.env && cargo run --release -p truepin-agent --example switch_cost
 
 lint: ## rustfmt, clippy, licences and sources of dependencies, traces of the build machine
 	@tests/lint
 
-build: ## the static binary alone
-	@echo "==> building truepin"
-	@$(STATIC) cargo build --release --target $(TARGET) -p truepin-agent --bins
+build: ## the static binaries that the tests use
+	@tests/build
 
-install: build ## binary, unit and configuration below PREFIX (/usr/local), SYSCONFDIR (/etc) and DESTDIR
-	install -D -m 755 $(BUILT)/truepin $(sbindir)/truepin
+install: ## binary, unit and configuration below PREFIX (/usr/local), SYSCONFDIR (/etc) and DESTDIR
+	@built=$$(tests/build dist) && echo "install $(sbindir)/truepin" && install -D -m 755 "$$built/truepin" $(sbindir)/truepin
 	install -d $(unitdir) $(confdir)
-	sed 's|/usr/local/sbin/truepin|$(PREFIX)/sbin/truepin|g' deploy/truepin.service >$(unitdir)/truepin.service
+	sed 's|/usr/local/sbin/truepin|$(PREFIX)/sbin/truepin|g' deploy/truepin.service >$(unitdir)/truepin.service.new
+	mv $(unitdir)/truepin.service.new $(unitdir)/truepin.service
 	@if [ -e $(confdir)/config.toml ]; then echo "kept: $(confdir)/config.toml"; \
 	else echo "install -m 644 deploy/config.toml $(confdir)/config.toml"; \
 		install -m 644 deploy/config.toml $(confdir)/config.toml; fi

@@ -1,10 +1,11 @@
 #!/bin/sh
-# boot.sh [-k SERIES] [-m MACHINE] [-t SECONDS] [-p PREFIX] SUITE [QEMU ARGUMENT...]
+# boot.sh [-q] [-k SERIES] [-m MACHINE] [-t SECONDS] [-p PREFIX] SUITE [QEMU ARGUMENT...]
 #
 # Boots one virtual machine, shows what the suite says as it says it, and ends with status 0 only if the suite reported
 # at least one scenario passed and none failed. All of it is in $TRUEPIN_CACHE/vm/logs/SUITE-SERIES-MACHINE.{log,console}.
 #
-# Environment: ONLY (scenarios whose name contains it), APPEND (more kernel command line), PREFIX.
+# -q leaves the line with the result out (a story ends by itself). -p puts a text before every line.
+# Environment: ONLY (scenarios whose name contains it, `_` for a space), APPEND (more kernel command line).
 #
 # Emulation (TCG) on purpose, also where /dev/kvm exists: on hosts that are virtual machines themselves KVM may be there
 # and not work, and results must not depend on it. thread=single: virtual CPUs that spin on each other at boot cost
@@ -16,13 +17,15 @@ kernel=6.12
 machine=standard
 limit=300
 prefix=
-while getopts k:m:t:p: option; do
+quiet=
+while getopts qk:m:t:p: option; do
     case $option in
+        q) quiet='/^RESULT passed=/d;' ;;
         k) kernel=$OPTARG ;;
         m) machine=$OPTARG ;;
         t) limit=$OPTARG ;;
         p) prefix=$OPTARG ;;
-        *) die "usage: boot.sh [-k SERIES] [-m MACHINE] [-t SECONDS] [-p PREFIX] SUITE [QEMU ARGUMENT...]" ;;
+        *) die "usage: boot.sh [-q] [-k SERIES] [-m MACHINE] [-t SECONDS] [-p PREFIX] SUITE [QEMU ARGUMENT...]" ;;
     esac
 done
 shift $((OPTIND - 1))
@@ -50,7 +53,7 @@ if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then colour=1; fi
 # Held open here, so that a QEMU that fails before it opens the pipe does not leave the reader waiting; and closed with
 # `exec` in the readers, since the shell keeps a copy open where a redirection only lasts for a command.
 exec 3<>"$fifo"
-(exec 3>&- && exec tee "$log" <"$fifo") | (exec 3>&- && exec sed -u "s/^/${prefix:+$prefix }/") &
+(exec 3>&- && exec tee "$log" <"$fifo") | (exec 3>&- && exec sed -u "${quiet}s/^/${prefix:+$prefix }/") &
 shown=$!
 # Whoever ends this script early must end QEMU as well.
 trap 'rm -f "$fifo"; [ -z "${vm_pid:-}" ] || kill "$vm_pid" 2>/dev/null || true' EXIT

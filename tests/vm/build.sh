@@ -1,15 +1,9 @@
 #!/bin/sh
-# build.sh: the two static binaries and the initramfs that holds them, into $TRUEPIN_CACHE/vm/initramfs.
+# build.sh: the static binaries, and the initramfs that holds them, into $TRUEPIN_CACHE/vm/initramfs.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
-cd "$repo" || exit 1
-. tests/cargo.env
-say "building the static binaries"
-cargo build --release -p truepin-agent -p truepin-tests --bins
-target=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
-binaries=$target/$CARGO_BUILD_TARGET/release
-
+binaries=$("$repo/tests/build")
 root=$cache/initramfs.new
 rm -rf "$root"
 mkdir -p "$root/bin"
