@@ -188,6 +188,8 @@ impl FakeKernel {
         self.refresh_tasks(i);
         if !after.is_valid() {
             self.cs_mut(i).balanced = self.cs(parent).balanced;
+        } else if !self.cs(i).cpus.is_empty() && self.cs(i).balanced {
+            self.rebuild = true;
         }
     }
 
@@ -212,12 +214,17 @@ impl FakeKernel {
         }
     }
 
-    /// Scheduler balancing follows the partition, or the parent where there is none.
-    pub(super) fn follow_balance(&mut self, i: Ix) {
-        let balanced = match self.cs(i).state {
+    /// Scheduler balancing follows the partition, or the parent where there is none; `before` is the state that
+    /// the change found.
+    pub(super) fn follow_balance(&mut self, i: Ix, before: State) {
+        let state = self.cs(i).state;
+        let balanced = match state {
             State::Valid(kind) => kind != PartitionKind::Isolated,
             _ => self.cs(self.parent(i)).balanced,
         };
+        if state.is_valid() || before.is_valid() || balanced != self.cs(i).balanced {
+            self.rebuild = true;
+        }
         self.cs_mut(i).balanced = balanced;
     }
 

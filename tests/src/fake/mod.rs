@@ -20,6 +20,8 @@
 //! the threads in the subtree, itself included; `paths` names exactly the live cgroups.
 
 mod behaviour;
+pub mod chance;
+mod domains;
 mod errno;
 mod files;
 mod flow;
@@ -209,7 +211,7 @@ struct Task {
 /// What kind of task to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TaskTraits {
-    /// Always on a CPU, so that it is pushed away at once when that CPU leaves. A sleeper keeps its mask.
+    /// On a CPU when that CPU leaves, so that it is pushed away at once when that CPU leaves. A sleeper keeps its mask.
     pub busy: bool,
     /// A kernel thread.
     pub kthread: bool,
@@ -236,6 +238,11 @@ pub struct FakeKernel {
     remotes: Vec<Ix>,
     /// Real kernels keep one scratch set per write and hand it down; a nested walk overwrites it. See `flow`.
     scratch: CpuSet,
+    domains: Vec<domains::Domain>,
+    /// Some change wants the domains rebuilt.
+    rebuild: bool,
+    /// CPUs came or went since the last rebuild, so that the next one starts afresh.
+    topology_changed: bool,
     next_id: u64,
     next_pid: u32,
     applies: u64,
@@ -277,6 +284,9 @@ impl FakeKernel {
         let mut kernel = Self {
             behaviour,
             possible: online.clone(),
+            domains: vec![domains::Domain::built(online.clone())],
+            rebuild: false,
+            topology_changed: false,
             active: online,
             possible_nodes: nodes,
             paths: BTreeMap::from([(CgroupPath::root(), ROOT)]),
@@ -293,7 +303,8 @@ impl FakeKernel {
             faults: BTreeMap::new(),
             crashed: false,
         };
-        kernel.new_task(ROOT, None, kernel.possible.clone(), TaskTraits::default(), None);
+        let traits = TaskTraits { busy: true, ..TaskTraits::default() };
+        kernel.new_task(ROOT, None, kernel.possible.clone(), traits, None);
         kernel
     }
 

@@ -54,8 +54,10 @@ impl FakeKernel {
             self.mark_isolated(self.cs(i).state.isolates(), &granted);
         }
         self.refresh_down(i, !becomes);
-        self.follow_balance(i);
+        // An invalid partition that is written again starts like a member.
+        self.follow_balance(i, if becomes && old.is_invalid() { State::Member } else { old });
         self.state_changed(i, old);
+        self.rebuild_domains();
     }
 
     /// Forbids (or again allows) overlap with siblings.
@@ -193,7 +195,7 @@ impl FakeKernel {
             }
         }
         if self.judge(i, exchange, problem) {
-            self.follow_balance(i);
+            self.follow_balance(i, state);
         }
         Ok(())
     }
@@ -323,6 +325,7 @@ impl FakeKernel {
         for remote in self.remotes.clone() {
             if !self.cs(remote).effective.is_disjoint(&lost) {
                 self.disable_remote(remote);
+                self.rebuild = true;
             }
         }
     }

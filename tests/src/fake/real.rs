@@ -134,9 +134,35 @@ impl RealWorld {
         let control = self.mount.join("cgroup.subtree_control");
         write(&control, "+cpuset").map_err(io_error("enable cpuset below the root"))?;
         self.settle()?;
+        self.scrub()?;
         // With the saved mask wide open, only cpusets narrow ours and that of our children.
         pin(own_thread(), &self.online_before)
             .map_err(|e| LockstepError::Io { what: "reset the own mask".into(), cause: e.into() })
+    }
+
+    /// Real kernels lose track of CPUs: some stay marked isolated, or taken from the root, after the last
+    /// partition has gone. A partition on just these (and on one CPU more, so that the scheduler's domains are
+    /// built anew), and its end, books them back.
+    fn scrub(&self) -> Result<(), LockstepError> {
+        let list = |file: &str| -> Result<CpuSet, LockstepError> {
+            let text = read(&self.mount.join(file))?;
+            text.parse().map_err(|_| LockstepError::Machine { need: "a CPU list", found: text })
+        };
+        let stray = list("cpuset.cpus.isolated")?
+            .union(&self.online_before.difference(&list("cpuset.cpus.effective")?));
+        let stray: CpuSet = stray.iter().chain(self.online_before.last()).collect();
+        let dir = self.mount.join("scrub");
+        fs::create_dir(&dir).map_err(io_error("mkdir scrub"))?;
+        for (file, text) in [
+            ("cpuset.cpus", stray.to_string()),
+            ("cpuset.cpus.partition", "isolated".into()),
+            ("cpuset.cpus.partition", "root".into()),
+            ("cpuset.cpus.partition", "member".into()),
+        ] {
+            write(&dir.join(file), &text).map_err(io_error(format!("write scrub/{file}")))?;
+        }
+        fs::remove_dir(&dir).map_err(io_error("rmdir scrub"))?;
+        self.settle()
     }
 
     /// After a script: processes ended, CPUs back, partitions ended, directories removed.
@@ -218,6 +244,7 @@ impl RealWorld {
                 self.settle()?;
                 Ok(result)
             }
+            Op::Spawn { name, .. } if self.processes.contains_key(name) => Ok(Err(Errno::EEXIST)),
             Op::Spawn { name, path, threads, busy } => self.spawn(name, path, *threads, *busy),
             Op::Move { name, path } => {
                 let leader = Thread { process: name.clone(), nth: 0 };

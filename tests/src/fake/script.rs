@@ -5,7 +5,7 @@
 //! | `== name` | starts a script; it finds cpuset enabled below the root and every CPU online |
 //! | `mkdir a/b`, `rmdir a/b` | directories |
 //! | `a/cpuset.cpus = 2-3` | one write, with a newline; nothing after the sign empties a list |
-//! | `spawn db a`, `spawn db a 3`, `spawn db a busy` | a process (of so many threads, or one that never sleeps) |
+//! | `spawn db a`, `spawn db a 3`, `spawn db a busy` | a process (of so many threads, or one that never sleeps); EEXIST while one of this name lives |
 //! | `move db b`, `thread db:1 a/t`, `exit db` | into `cgroup.procs`, into `cgroup.threads`, its end |
 //! | `pin db 2-3`, `pin db:1 2`, `pin self 1` | `sched_setaffinity`; `self` is the process in the root cgroup |
 //! | `cpu 3 off`, `cpu 3 on` | hotplug |
@@ -119,7 +119,7 @@ pub fn parse(text: &str) -> Result<Vec<Script>, ScriptError> {
     Ok(scripts)
 }
 
-fn operation(line: &str) -> Result<Op, String> {
+pub(super) fn operation(line: &str) -> Result<Op, String> {
     if let Some((file, text)) = line.split_once('=') {
         let (path, file) = file.trim().rsplit_once('/').unwrap_or(("", file.trim()));
         return Ok(Op::Write { path: read(path)?, file: file.into(), text: text.trim().into() });
@@ -184,6 +184,9 @@ impl FakeWorld {
             Op::Rmdir(path) => self.kernel.rmdir(path),
             Op::Write { path, file, text } => self.kernel.write_file(path, file, &format!("{text}\n")),
             Op::Spawn { name, path, threads, busy } => {
+                if self.threads.contains_key(name) {
+                    return Err(Errno::EEXIST);
+                }
                 let traits = TaskTraits { busy: *busy, ..TaskTraits::default() };
                 let leader = self.kernel.spawn(path, *threads, traits)?;
                 self.threads.insert(name.clone(), (leader..leader + threads).collect());

@@ -5,9 +5,6 @@ use truepin::{CpuSet, NodeSet, partition::PartitionKind};
 
 /// Highest number of nodes of the distribution kernels that the model is held against.
 const NODE_LIMIT: u32 = 1024;
-/// Bandwidth that the deadline server holds on each CPU, and the most that may be used, in percent.
-const SERVER_PERCENT: usize = 5;
-const MOST_PERCENT: usize = 95;
 
 /// What a cpuset would be after a write.
 pub(super) struct Trial {
@@ -46,7 +43,7 @@ impl FakeKernel {
                 return Err(Errno::ENOSPC);
             }
         }
-        if cs.guarded && !self.has_bandwidth(&cs.cpus, &trial.cpus) {
+        if cs.guarded && !self.has_bandwidth(cs.cpus.first(), &trial.cpus) {
             return Err(Errno::EBUSY);
         }
         for sibling in self.cpuset_children(self.parent(i)) {
@@ -69,13 +66,6 @@ impl FakeKernel {
             }
         }
         Ok(())
-    }
-
-    /// Whether the deadline bandwidth of the scheduler domain of `old` fits into `new`.
-    fn has_bandwidth(&self, old: &CpuSet, new: &CpuSet) -> bool {
-        let Some(first) = old.first() else { return true };
-        let domain = self.domain_with(first);
-        MOST_PERCENT * new.intersection(&self.active).len() >= SERVER_PERCENT * domain.len()
     }
 
     /// The `cpuset.cpus` file.
@@ -140,8 +130,9 @@ impl FakeKernel {
         }
         self.refresh_down(i, force);
         if self.cs(i).state != State::Member {
-            self.follow_balance(i);
+            self.follow_balance(i, old);
         }
+        self.rebuild_domains();
         Ok(())
     }
 
@@ -187,8 +178,9 @@ impl FakeKernel {
             self.refresh_down(i, force);
         }
         if self.cs(i).state != State::Member {
-            self.follow_balance(i);
+            self.follow_balance(i, old);
         }
+        self.rebuild_domains();
         Ok(())
     }
 
