@@ -46,9 +46,8 @@ impl FakeKernel {
         if !std::mem::take(&mut self.rebuild) || self.races_with_hotplug() {
             return;
         }
-        let all = std::mem::take(&mut self.topology_changed);
         let domains = self.wanted_domains();
-        let kept = |cpus: &CpuSet| !all && self.domains.iter().any(|d| d.cpus == *cpus);
+        let kept = |cpus: &CpuSet| self.domains.iter().any(|d| d.cpus == *cpus);
         self.domains = domains.into_iter().map(|cpus| Domain { charged: !kept(&cpus), cpus }).collect();
     }
 

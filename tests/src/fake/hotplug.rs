@@ -29,11 +29,8 @@ impl FakeKernel {
                 return Err(Errno::EBUSY);
             }
         }
-        // x86 counts a CPU as come before cpusets follow, and as gone only afterwards.
-        self.topology_changed |= online;
         self.follow_online();
         self.rebuild_domains();
-        self.topology_changed |= !online;
         Ok(())
     }
 

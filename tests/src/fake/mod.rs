@@ -241,8 +241,6 @@ pub struct FakeKernel {
     domains: Vec<domains::Domain>,
     /// Some change wants the domains rebuilt.
     rebuild: bool,
-    /// CPUs came or went since the last rebuild, so that the next one starts afresh.
-    topology_changed: bool,
     next_id: u64,
     next_pid: u32,
     applies: u64,
@@ -286,7 +284,6 @@ impl FakeKernel {
             possible: online.clone(),
             domains: vec![domains::Domain::built(online.clone())],
             rebuild: false,
-            topology_changed: false,
             active: online,
             possible_nodes: nodes,
             paths: BTreeMap::from([(CgroupPath::root(), ROOT)]),
