@@ -3,7 +3,7 @@
 //! Each CPU has a server that holds 5 % of it. A domain whose CPUs would be too few for its servers refuses to
 //! lose one: EBUSY when the last CPU goes offline, or when the list of a partition is emptied. But a domain is
 //! charged only when it is *built*; a rebuild that finds it unchanged clears its account and does not fill it
-//! again (6.12). So the same offline attempt is refused or taken depending on what else happened before.
+//! again (6.12; 7.3 does). So the same offline attempt is refused or taken depending on what else happened before.
 
 use super::{FakeKernel, Ix, ROOT, State};
 use truepin::{CpuId, CpuSet, partition::PartitionKind};
@@ -43,11 +43,12 @@ impl FakeKernel {
 
     /// At the end of a change: rebuilds where something asked for it.
     pub(super) fn rebuild_domains(&mut self) {
-        if !std::mem::take(&mut self.rebuild) || self.races_with_hotplug() {
+        let lax = self.behaviour.is_lax();
+        if !std::mem::take(&mut self.rebuild) || !lax && self.races_with_hotplug() {
             return;
         }
         let domains = self.wanted_domains();
-        let kept = |cpus: &CpuSet| self.domains.iter().any(|d| d.cpus == *cpus);
+        let kept = |cpus: &CpuSet| !lax && self.domains.iter().any(|d| d.cpus == *cpus);
         self.domains = domains.into_iter().map(|cpus| Domain { charged: !kept(&cpus), cpus }).collect();
     }
 

@@ -76,8 +76,9 @@ impl FakeKernel {
         let effective = self.after_hotplug(i);
         let (cs, above) = (self.cs(i), self.cs(self.parent(i)));
         let changed = effective != cs.effective;
-        // Nodes that are inherited always look changed, and then the CPUs are set without the tasks.
-        if changed || cs.mems.intersection(&above.mems_effective) != cs.mems_effective {
+        // To 6.12 nodes that are inherited always look changed, and then the CPUs are set without the tasks.
+        let renewed = cs.mems.intersection(&above.mems_effective) != cs.mems_effective;
+        if changed || renewed && !self.behaviour.is_lax() {
             let inherits = effective.is_empty() && !cs.state.is_valid();
             self.cs_mut(i).effective = if inherits { above.effective.clone() } else { effective };
         }
@@ -99,14 +100,17 @@ impl FakeKernel {
         if self.cs(i).remote || self.cs(i).state.is_valid() && serves {
             effective = self.partition_effective(i);
         }
-        if self.cs(i).remote && effective.is_empty() && self.has_dependants(i, None) {
+        // 7.3 knows that the root has taken everything back.
+        let revoked = self.behaviour.is_lax() && self.handed_out.is_empty();
+        if self.cs(i).remote && (revoked || effective.is_empty() && self.has_dependants(i, None)) {
             self.cs_mut(i).reason = Some(Reason::Hotplug);
             self.disable_remote(i);
             effective = self.within_parent(i);
             self.rebuild = true;
         }
+        let revoked = self.behaviour.is_lax() && self.handed_out.is_empty();
         let state = self.cs(i).state;
-        if state.is_valid() && !self.cs(i).remote && (!serves || self.starves(i, &effective)) {
+        if state.is_valid() && !self.cs(i).remote && (!serves || revoked || self.starves(i, &effective)) {
             self.invalidate_local(i);
             return self.partition_effective(i);
         }

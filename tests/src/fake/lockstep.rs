@@ -5,8 +5,13 @@ use super::{
     real::RealWorld,
     script::{self, FakeWorld, Script, ScriptError},
 };
-use std::{collections::BTreeSet, fmt, path::Path};
+use std::{collections::BTreeSet, fmt, path::Path, thread, time::Duration};
 use truepin::{CpuSet, NodeSet};
+
+/// The kernel does some things later (a process that has ended still populates its cgroup for a moment on 7.3), so
+/// a difference counts when it is still there after so many looks, so long apart.
+const SETTLES: u32 = 4;
+const SETTLE: Duration = Duration::from_millis(50);
 
 /// One value in which the two kernels differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,9 +156,21 @@ fn compare(
     real: &mut RealWorld,
     report: &mut Report,
 ) -> Result<(), LockstepError> {
-    let (mut expected, mut got) = (fake.snapshot(), real.snapshot()?);
+    let mut expected = fake.snapshot();
     expected.insert("result".into(), results.0.into());
-    got.insert("result".into(), results.1.into());
+    let look = || -> Result<script::Snapshot, LockstepError> {
+        let mut got = real.snapshot()?;
+        got.insert("result".into(), results.1.into());
+        Ok(got)
+    };
+    let mut got = look()?;
+    for _ in 0..SETTLES {
+        if got == expected {
+            break;
+        }
+        thread::sleep(SETTLE);
+        got = look()?;
+    }
     let keys: BTreeSet<_> = expected.keys().chain(got.keys()).collect();
     for key in keys {
         let value = |shot: &script::Snapshot| shot.get(key).cloned().unwrap_or_else(|| "nothing".into());

@@ -3,7 +3,7 @@
 use super::{
     Errno,
     lockstep::LockstepError,
-    script::{FILES, Op, ROOT_FILES, SELF, Snapshot, Thread, key, shown},
+    script::{FILES, KTHREAD, Op, ROOT_FILES, SELF, Snapshot, Thread, key, shown},
 };
 use nix::{
     sched::{CpuSet as NixSet, sched_setaffinity},
@@ -332,9 +332,9 @@ impl RealWorld {
                 shot.insert(key(path, file), shown(file, text.as_deref().map_err(|e| *e)));
             }
         }
-        let own = [own_thread()];
+        let (own, kthread) = ([own_thread()], [2]);
         let others = self.processes.iter().map(|(name, p)| (name.as_str(), &p.threads[..]));
-        for (name, threads) in others.chain([(SELF, &own[..])]) {
+        for (name, threads) in others.chain([(SELF, &own[..]), (KTHREAD, &kthread[..])]) {
             for (nth, thread) in threads.iter().enumerate() {
                 let label = Thread { process: name.into(), nth };
                 shot.insert(format!("task {label}"), mask(*thread)?);

@@ -33,6 +33,8 @@ impl fmt::Display for Thread {
 
 /// The process that is there from the start.
 pub const SELF: &str = "self";
+/// The kernel thread that starts all others: an unbound one, in the root cgroup for good.
+pub const KTHREAD: &str = "kthreadd";
 
 /// One operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -166,7 +168,9 @@ impl FakeWorld {
     /// A world whose `self` is the first task. cpuset is enabled below the root.
     pub fn new(mut kernel: FakeKernel) -> Result<Self, Errno> {
         kernel.write_file(&CgroupPath::root(), "cgroup.subtree_control", "+cpuset\n")?;
-        Ok(Self { kernel, threads: BTreeMap::from([(SELF.into(), vec![INIT])]) })
+        let kthread = kernel.spawn_kthread(None);
+        let threads = BTreeMap::from([(SELF.into(), vec![INIT]), (KTHREAD.into(), vec![kthread])]);
+        Ok(Self { kernel, threads })
     }
 
     fn id(&self, thread: &Thread) -> Result<u32, Errno> {

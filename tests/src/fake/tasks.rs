@@ -103,13 +103,19 @@ impl FakeKernel {
         let mut threads = if whole { self.threads_of(leader) } else { vec![leader] };
         threads.retain(|t| self.tasks.get(t).is_some_and(|t| t.group != to));
         let Some(first) = threads.first().and_then(|t| self.tasks.get(t)) else { return Ok(()) };
-        let (old, new) = (self.cpuset_of(first.group), self.cpuset_of(to));
+        let (first, new) = (first.group, self.cpuset_of(to));
         let crosses =
             threads.iter().any(|t| self.tasks.get(t).is_some_and(|t| self.cpuset_of(t.group) != new));
         if crosses && self.cs(new).effective.is_empty() {
             return Err(Errno::ENOSPC);
         }
-        let changes = crosses && self.differs(old, new);
+        // 6.12 decides for all threads by the first; 7.3 looks at each.
+        let differs = |t: &u32| self.tasks.get(t).is_some_and(|t| self.differs(t.group, to));
+        let changes = if self.behaviour.is_lax() {
+            threads.iter().any(differs)
+        } else {
+            crosses && self.differs(first, to)
+        };
         for thread in threads {
             let Some(task) = self.tasks.get_mut(&thread) else { continue };
             let from = std::mem::replace(&mut task.group, to);
@@ -175,7 +181,8 @@ impl FakeKernel {
             self.possible.intersection(&self.cs(i).effective)
         };
         for (thread, traits) in bound {
-            if i != ROOT || !traits.bound {
+            let exempt = traits.bound || traits.kthread && self.behaviour.is_lax();
+            if i != ROOT || !exempt {
                 self.set_mask(thread, &allowed);
             }
         }
