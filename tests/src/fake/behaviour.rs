@@ -17,9 +17,11 @@ pub enum Model {
 pub struct Behaviour {
     /// Whose cpuset code.
     pub model: Model,
-    /// `cpuset.cpus.exclusive` exists (since 6.7). Without it there are no remote partitions. Not held against a
-    /// real kernel.
+    /// `cpuset.cpus.exclusive` exists (since 6.7). Without it there are no remote partitions.
     pub exclusive_file: bool,
+    /// What `sched_setaffinity` asked for comes back after a change of the cpuset (since 6.2). Before, any change
+    /// gives the task the whole set, and every move applies it.
+    pub remembers_pins: bool,
     /// A domain refuses to lose its last CPU to hotplug when its servers are on its account (6.12).
     pub keeps_last_cpu: bool,
 }
@@ -28,13 +30,21 @@ impl Behaviour {
     /// Linux 6.12, as compared with 6.12.95.
     #[must_use]
     pub fn strict() -> Self {
-        Self { model: Model::Strict, exclusive_file: true, keeps_last_cpu: true }
+        Self { model: Model::Strict, exclusive_file: true, remembers_pins: true, keeps_last_cpu: true }
     }
 
     /// Linux 7.3, as compared with 7.3.4.
     #[must_use]
     pub fn lax() -> Self {
-        Self { model: Model::Lax, exclusive_file: true, keeps_last_cpu: false }
+        Self { model: Model::Lax, exclusive_file: true, remembers_pins: true, keeps_last_cpu: false }
+    }
+
+    /// Linux 6.1 as far as members go, as compared with 6.1.176. Its partitions are *not* followed: they have no
+    /// explicit list and rules of their own, and truepin makes none there.
+    #[must_use]
+    pub fn members_only() -> Self {
+        let (exclusive_file, remembers_pins, keeps_last_cpu) = (false, false, false);
+        Self { model: Model::Strict, exclusive_file, remembers_pins, keeps_last_cpu }
     }
 
     pub(super) fn is_lax(self) -> bool {

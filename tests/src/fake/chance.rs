@@ -8,7 +8,7 @@ use truepin::{CpuId, CpuSet};
 const TREE: [&str; 7] = ["a", "b", "a/x", "a/y", "a/x/l", "b/z", "c"];
 const PROCESSES: [&str; 4] = ["p0", "p1", "p2", "p3"];
 
-/// The generator of "SplitMix64", <https://prng.di.unimi.it/splitmix64.c> (public domain).
+/// The generator of `SplitMix64`, <https://prng.di.unimi.it/splitmix64.c> (public domain).
 struct Chance(u64);
 
 impl Chance {
@@ -48,11 +48,14 @@ impl Chance {
 pub struct Range {
     /// CPUs go offline and online.
     pub hotplug: bool,
-    /// Controllers and directories go and come back.
+    /// Controllers and directories go and come back, threads move on their own.
     pub tree: bool,
+    /// No partitions and no exclusive lists.
+    pub members: bool,
 }
 
-/// A script of `length` operations after a start that makes the directories and enables cpuset in them.
+/// A script of `length` operations after a start that makes the directories, enables cpuset in them and puts two
+/// processes into leaves.
 #[must_use]
 pub fn script(seed: u64, length: usize, range: Range) -> Script {
     let mut chance = Chance(seed);
@@ -63,21 +66,24 @@ pub fn script(seed: u64, length: usize, range: Range) -> Script {
             ops.push(format!("{name}/cgroup.subtree_control = +cpuset"));
         }
     }
+    let leaves = ["a/y", "a/x/l", "b/z", "c"];
+    ops.push(format!("spawn p0 {}", chance.one(&leaves)));
+    ops.push(format!("spawn p1 {} 3", chance.one(&leaves)));
+    let start = ops.len();
     let mut ops: Vec<(String, Op)> =
         ops.iter().flat_map(|line| super::script::operation(line).map(|op| (line.clone(), op))).collect();
-    while ops.len() < length + TREE.len() + 3 {
+    while ops.len() < start + length {
         let line = line(&mut chance, range);
-        if let Ok(op) = super::script::operation(&line) {
+        let partitions = line.contains("exclusive") || line.contains("partition");
+        if let Ok(op) = super::script::operation(&line)
+            && !(range.members && partitions)
+        {
             ops.push((line, op));
         }
     }
-    let which = match (range.hotplug, range.tree) {
-        (false, false) => "writes",
-        (true, false) => "hotplug",
-        (false, true) => "tree",
-        (true, true) => "all",
-    };
-    Script { name: format!("chance {which} {seed}"), ops }
+    let kinds = [(range.hotplug, " hotplug"), (range.tree, " tree"), (range.members, " members")];
+    let kinds: String = kinds.iter().filter(|(on, _)| *on).map(|(_, kind)| *kind).collect();
+    Script { name: format!("chance{kinds} {seed}"), ops }
 }
 
 fn line(chance: &mut Chance, range: Range) -> String {
@@ -86,25 +92,29 @@ fn line(chance: &mut Chance, range: Range) -> String {
     match chance.below(100) {
         0..20 => format!("{path}/cpuset.cpus = {}", chance.cpus()),
         20..24 => format!("{path}/cpuset.cpus ="),
-        24..46 => format!("{path}/cpuset.cpus.exclusive = {}", chance.cpus()),
-        46..50 => format!("{path}/cpuset.cpus.exclusive ="),
-        50..58 => format!("{path}/cpuset.cpus.partition = isolated"),
-        58..68 => format!("{path}/cpuset.cpus.partition = root"),
-        68..72 => format!("{path}/cpuset.cpus.partition = member"),
-        72..74 => format!("{path}/cpuset.mems = {}", chance.one(&["0", "1", "0-1", ""])),
-        74..79 => format!("spawn {process} {path}"),
-        79..81 => format!("exit {process}"),
-        81..85 => format!("move {process} {path}"),
-        85..88 => format!("pin {process} {}", chance.cpus()),
-        88..90 => format!("pin {SELF} {}", chance.cpus()),
-        90..95 if range.hotplug => {
+        24..28 => format!("{path}/cpuset.cpus.exclusive ="),
+        28..36 => format!("{path}/cpuset.cpus.partition = isolated"),
+        36..46 => format!("{path}/cpuset.cpus.partition = root"),
+        46..50 => format!("{path}/cpuset.cpus.partition = member"),
+        50..52 => format!("{path}/cpuset.mems = {}", chance.one(&["0", "1", "0-1", ""])),
+        52..57 => format!("spawn {process} {path}"),
+        57..59 => format!("exit {process}"),
+        59..66 if range.tree && chance.below(2) == 0 => match chance.below(3) {
+            0 => format!("{path}/cgroup.type = threaded"),
+            1 => format!("spawn {process} {path} {}", 2 + chance.below(2)),
+            _ => format!("thread {process}:{} {path}", chance.below(3)),
+        },
+        59..63 => format!("move {process} {path}"),
+        63..66 => format!("pin {process} {}", chance.cpus()),
+        66..68 => format!("pin {SELF} {}", chance.cpus()),
+        68..73 if range.hotplug => {
             format!("cpu {} {}", 4 + chance.below(4), chance.one(&["on", "on", "off", "off", "off"]))
         }
-        95..98 if range.tree => {
+        73..76 if range.tree => {
             let control = chance.one(&["a/", "b/", "a/x/", ""]);
             format!("{control}cgroup.subtree_control = {}", chance.one(&["+cpuset", "-cpuset"]))
         }
-        98..100 if range.tree => format!("{} {path}", chance.one(&["mkdir", "rmdir", "rmdir"])),
+        76..78 if range.tree => format!("{} {path}", chance.one(&["mkdir", "rmdir", "rmdir"])),
         _ => format!("{path}/cpuset.cpus.exclusive = {}", chance.cpus()),
     }
 }

@@ -44,12 +44,24 @@ impl FakeKernel {
     /// At the end of a change: rebuilds where something asked for it.
     pub(super) fn rebuild_domains(&mut self) {
         let lax = self.behaviour.is_lax();
+        if lax {
+            self.keep_house();
+        }
         if !std::mem::take(&mut self.rebuild) || !lax && self.races_with_hotplug() {
             return;
         }
         let domains = self.wanted_domains();
         let kept = |cpus: &CpuSet| !lax && self.domains.iter().any(|d| d.cpus == *cpus);
         self.domains = domains.into_iter().map(|cpus| Domain { charged: !kept(&cpus), cpus }).collect();
+    }
+
+    /// From 7.x on, unbound kernel threads keep off isolated CPUs, and stay on those of `root` partitions.
+    fn keep_house(&mut self) {
+        let home = self.possible.difference(&self.isolated);
+        let unbound = |t: &&mut super::Task| t.traits.kthread && !t.traits.bound;
+        for task in self.tasks.values_mut().filter(unbound) {
+            task.mask = home.clone();
+        }
     }
 
     /// A partition that still counts a CPU that has just left.

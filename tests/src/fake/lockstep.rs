@@ -5,7 +5,7 @@ use super::{
     real::RealWorld,
     script::{self, FakeWorld, Script, ScriptError},
 };
-use std::{collections::BTreeSet, fmt, path::Path, thread, time::Duration};
+use std::{collections::BTreeSet, fmt, fs, path::Path, thread, time::Duration};
 use truepin::{CpuSet, NodeSet};
 
 /// The kernel does some things later (a process that has ended still populates its cgroup for a moment on 7.3), so
@@ -94,6 +94,26 @@ pub fn lockstep(mount: &Path, behaviour: Behaviour) -> Result<Report, LockstepEr
     lockstep_of(mount, behaviour, &script::all()?)
 }
 
+/// The same with the behaviour and the scripts that fit the running kernel: below 6.7 members only, below 7 strict,
+/// else lax.
+pub fn lockstep_here(mount: &Path) -> Result<Report, LockstepError> {
+    const RELEASE: &str = "/proc/sys/kernel/osrelease";
+    let release =
+        fs::read_to_string(RELEASE).map_err(|cause| LockstepError::Io { what: RELEASE.into(), cause })?;
+    let mut numbers = release.split(['.', '-']).map(str::parse::<u32>);
+    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
+        return Err(LockstepError::Machine { need: "a kernel release", found: release });
+    };
+    let (behaviour, members_only) = match (major, minor) {
+        (..6, _) | (6, ..7) => (Behaviour::members_only(), true),
+        (6, _) => (Behaviour::strict(), false),
+        _ => (Behaviour::lax(), false),
+    };
+    let mut scripts = script::all()?;
+    scripts.retain(|s| !members_only || s.members_only());
+    lockstep_of(mount, behaviour, &scripts)
+}
+
 /// The same for chosen scripts.
 pub fn lockstep_of(mount: &Path, behaviour: Behaviour, scripts: &[Script]) -> Result<Report, LockstepError> {
     let mut real = RealWorld::new(mount)?;
@@ -115,8 +135,8 @@ fn machine(real: &RealWorld, behaviour: Behaviour) -> Result<FakeWorld, Lockstep
     let set = |what, text: &str| {
         text.parse::<CpuSet>().map_err(|e| LockstepError::Machine { need: what, found: e.to_string() })
     };
-    let online = set("a list of online CPUs", &real.online()?)?;
-    let possible = set("a list of possible CPUs", &real.possible()?)?;
+    let online = set("a list of online CPUs", &RealWorld::online()?)?;
+    let possible = set("a list of possible CPUs", &RealWorld::possible()?)?;
     let nodes: NodeSet = real.nodes()?.parse().map_err(|e: truepin::idset::ListError| {
         LockstepError::Machine { need: "a list of memory nodes", found: e.to_string() }
     })?;
@@ -134,13 +154,13 @@ fn side_by_side(
     real: &mut RealWorld,
     report: &mut Report,
 ) -> Result<(), LockstepError> {
-    compare(script, (0, "start".into()), ("", ""), &fake, real, report)?;
+    compare(script, (0, "start"), ("", ""), &fake, real, report)?;
     for (n, (line, op)) in script.ops.iter().enumerate() {
         let result = |r: Result<(), Errno>| r.map_or_else(|e| e.to_string(), |()| "ok".into());
         let (expected, got) = (result(fake.run(op)), result(real.run(op)?));
         report.ops += 1;
         let before = report.differences.len();
-        compare(script, (n + 1, line.clone()), (&expected, &got), &fake, real, report)?;
+        compare(script, (n + 1, line), (&expected, &got), &fake, real, report)?;
         if report.differences.len() > before {
             break;
         }
@@ -150,7 +170,7 @@ fn side_by_side(
 
 fn compare(
     script: &Script,
-    op: (usize, String),
+    op: (usize, &str),
     results: (&str, &str),
     fake: &FakeWorld,
     real: &mut RealWorld,
@@ -177,7 +197,7 @@ fn compare(
         let (fake, real) = (value(&expected), value(&got));
         report.values += 1;
         if fake != real {
-            let (script, op, key) = (script.name.clone(), op.clone(), key.clone());
+            let (script, op, key) = (script.name.clone(), (op.0, op.1.to_owned()), key.clone());
             report.differences.push(Difference { script, op, key, fake, real });
         }
     }

@@ -45,7 +45,7 @@ pub use errno::Errno;
 pub use guarded::Guarded;
 pub use invariants::{Enforced, Masks, Pool, invariants, leaks, mask_changes, masks, stale_masks};
 pub use kernel::{CRASH, Fault};
-pub use lockstep::{Difference, LockstepError, Report, lockstep, lockstep_of};
+pub use lockstep::{Difference, LockstepError, Report, lockstep, lockstep_here, lockstep_of};
 pub use real::child_entry;
 
 use std::collections::BTreeMap;

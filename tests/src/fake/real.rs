@@ -113,11 +113,11 @@ impl RealWorld {
         })
     }
 
-    pub(super) fn online(&self) -> Result<String, LockstepError> {
+    pub(super) fn online() -> Result<String, LockstepError> {
         read(&Path::new(CPUS).join("online"))
     }
 
-    pub(super) fn possible(&self) -> Result<String, LockstepError> {
+    pub(super) fn possible() -> Result<String, LockstepError> {
         read(&Path::new(CPUS).join("possible"))
     }
 
@@ -145,7 +145,9 @@ impl RealWorld {
     /// built anew), and its end, books them back.
     fn scrub(&self) -> Result<(), LockstepError> {
         let list = |file: &str| -> Result<CpuSet, LockstepError> {
-            let text = read(&self.mount.join(file))?;
+            let file = self.mount.join(file);
+            // Before 6.7 nothing tells which CPUs are isolated.
+            let text = if file.exists() { read(&file)? } else { String::new() };
             text.parse().map_err(|_| LockstepError::Machine { need: "a CPU list", found: text })
         };
         let stray = list("cpuset.cpus.isolated")?
@@ -198,8 +200,8 @@ impl RealWorld {
     fn settle(&self) -> Result<(), LockstepError> {
         let start = Instant::now();
         loop {
-            let stat = read(&self.mount.join("cgroup.stat"))?;
-            let dying = stat.lines().any(|l| {
+            let counts = read(&self.mount.join("cgroup.stat"))?;
+            let dying = counts.lines().any(|l| {
                 let (name, count) = l.split_once(' ').unwrap_or((l, "0"));
                 (name == "nr_dying_descendants" || name == "nr_dying_subsys_cpuset") && count != "0"
             });
@@ -207,7 +209,7 @@ impl RealWorld {
                 return Ok(());
             }
             if start.elapsed() > GONE_WITHIN {
-                return Err(LockstepError::Machine { need: "removed cgroups to go", found: stat });
+                return Err(LockstepError::Machine { need: "removed cgroups to go", found: counts });
             }
             thread::sleep(Duration::from_millis(5));
         }
@@ -321,7 +323,7 @@ impl RealWorld {
 
     /// Everything that shows.
     pub(super) fn snapshot(&self) -> Result<Snapshot, LockstepError> {
-        let mut shot = Snapshot::from([("online".into(), self.online()?.trim_end().into())]);
+        let mut shot = Snapshot::from([("online".into(), Self::online()?.trim_end().into())]);
         for path in self.made.iter().chain([&CgroupPath::root()]) {
             let files: &[&str] = if path.is_root() { &ROOT_FILES } else { &FILES };
             for file in files {

@@ -60,6 +60,15 @@ pub struct Script {
     pub ops: Vec<(String, Op)>,
 }
 
+impl Script {
+    /// Whether it makes no partition and writes no exclusive list: what Linux 6.1 can be held to.
+    #[must_use]
+    pub fn members_only(&self) -> bool {
+        let partition = |op: &Op| matches!(op, Op::Write { file, .. } if file.contains("cpus.exclusive") || file.contains("partition"));
+        !self.ops.iter().any(|(_, op)| partition(op))
+    }
+}
+
 /// A line that is no operation.
 #[derive(Debug, thiserror::Error)]
 #[error("{line:?} is not an operation: {reason}")]

@@ -114,7 +114,7 @@ impl FakeKernel {
         let changes = if self.behaviour.is_lax() {
             threads.iter().any(differs)
         } else {
-            crosses && self.differs(first, to)
+            crosses && (self.differs(first, to) || !self.behaviour.remembers_pins)
         };
         for thread in threads {
             let Some(task) = self.tasks.get_mut(&thread) else { continue };
@@ -152,7 +152,7 @@ impl FakeKernel {
     pub(super) fn set_mask(&mut self, thread: u32, allowed: &CpuSet) {
         let Some(task) = self.tasks.get_mut(&thread) else { return };
         let mut mask = allowed.clone();
-        if let Some(wanted) = &task.wanted {
+        if let Some(wanted) = task.wanted.as_ref().filter(|_| self.behaviour.remembers_pins) {
             let both = mask.intersection(wanted);
             if !both.is_empty() {
                 mask = both;
@@ -194,7 +194,8 @@ impl FakeKernel {
         if task.traits.bound {
             return Err(Errno::EINVAL);
         }
-        let allowed = if self.cpuset_of(task.group) == ROOT {
+        // 6.1 allows only what is online in the root cgroup as well.
+        let allowed = if self.cpuset_of(task.group) == ROOT && self.behaviour.remembers_pins {
             let free = self.possible.difference(&self.handed_out);
             if free.is_disjoint(&self.active) { self.possible.clone() } else { free }
         } else {

@@ -240,7 +240,8 @@ impl FakeKernel {
         let moved = if self.behaviour.is_lax() {
             populated.any(|c| self.differs(*c, i))
         } else {
-            populated.next().is_some_and(|first| self.differs(*first, i))
+            let always = !self.behaviour.remembers_pins;
+            populated.next().is_some_and(|first| self.differs(*first, i) || always)
         };
         for child in &children {
             self.groups[*child].binds = false;
