@@ -9,8 +9,15 @@
 //! themselves and go, CPUs that go and come. [`truepin::observed::Kernel`] is implemented on top of these same
 //! operations, so truepin and a hostile third party go through one door.
 //! `tree`: directories, controllers, threaded mode. `tasks`: affinity. `writes`: the two CPU lists and the memory
-//! nodes. `partition`: who becomes one and who ceases to be one. `flow`: effective sets, from a cgroup down to
-//! its last descendant. `hotplug`. `files`: text in, text out.
+//! nodes; `lax`: the same on 7.3. `partition`, `remote`: who becomes one and who ceases to be one. `flow`:
+//! effective sets, from a cgroup down to its last descendant. `hotplug`, `domains`: CPUs that go and come, and
+//! why they may be kept. `files`: text in, text out.
+//! Beside the model: `invariants` and [`Guarded`] look at it; [`script`], [`chance`] and [`lockstep`] hold it to the
+//! truth.
+//!
+//! How a test uses it. Build a machine with [`FakeKernel::new`], enable cpuset below the root with
+//! [`FakeKernel::write_file`], [`FakeKernel::spawn`] the tasks; hand it (or a [`Guarded`] around it) to what drives
+//! [`truepin::observed::Kernel`]; put a [`Fault`] on the k-th `apply`. It is a value: `clone` is a snapshot.
 //!
 //! The model is *path dependent on purpose*: real kernels leave states behind that no rule about sets explains
 //! (a set that is shared between two partitions after hotplug, a mask that outlives its cpuset). Where such a
