@@ -1,5 +1,6 @@
 #!/bin/bash
-# Builds the kernel half into ebpf/prebuilt/ and records what it was built from. Usage: ebpf/build.sh
+# Usage: ebpf/build.sh         builds the kernel half into ebpf/prebuilt/ and records what it was built from
+#        ebpf/build.sh lint    runs clippy on it instead, warnings are errors
 #
 # Needs rustup's or another rustc with LLVM 22. Gets what is missing: the sources of `core` for exactly that rustc, and
 # bpf-linker. Tools and intermediate files are kept in $TRUEPIN_CACHE (default .cache/ of the checkout), so a second
@@ -79,7 +80,7 @@ objcopy=$sysroot/lib/rustlib/$host/bin/rust-objcopy
 [ -x "$objcopy" ] || objcopy=$(command -v llvm-objcopy) || die "neither rust-objcopy nor llvm-objcopy is there"
 
 cd "$repo"
-cargo fetch --locked --quiet
+cargo fetch --quiet
 # .BTF names source files. The last prefix that fits wins; the registry's folder bears a host name. No folder has
 # these names, so that the compiler cannot find the sources again from here and copy their text.
 cargo_home=${CARGO_HOME:-$HOME/.cargo}
@@ -92,9 +93,14 @@ done
 export RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=$cache/bpf-target PATH=$tools/bin:$PATH
 export CARGO_PROFILE_RELEASE_OPT_LEVEL=3 CARGO_PROFILE_RELEASE_DEBUG=2 CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1
 export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_STRIP=none CARGO_PROFILE_RELEASE_PANIC=abort
-CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; echo "${flags[*]}") \
-    cargo build --locked -p truepin-ebpf --release --target bpfel-unknown-none -Z build-std=core
-unset RUSTC_BOOTSTRAP
+CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; echo "${flags[*]}")
+export CARGO_ENCODED_RUSTFLAGS
+what=(-p truepin-ebpf --release --target bpfel-unknown-none -Z build-std=core)
+if [ "${1:-}" = lint ]; then
+    exec cargo clippy "${what[@]}" -- -D warnings
+fi
+cargo build "${what[@]}"
+unset RUSTC_BOOTSTRAP CARGO_ENCODED_RUSTFLAGS
 
 mkdir -p "$out"
 # rustc's own objcopy finds rustc's LLVM only when told where.

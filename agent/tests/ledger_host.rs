@@ -2,7 +2,8 @@
 //!
 //! Needs root, BTF and a cgroup2 mount; cpusets are not needed. Each test says so and ends when one is missing.
 //! Times come from a machine that others use too, so bounds are wide where the scheduler decides; counts are exact.
-//! Broken chains are not asserted to be none: some kernels run no BPF program while a thread of PID 1 is current.
+//! Broken chains are asserted to be none only with `TRUEPIN_STRICT_CHAIN` set (in guests on distribution kernels): some
+//! kernels run no BPF program while a thread of PID 1 is current.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test code: a panic is a failure")]
 
 mod support;
@@ -10,6 +11,7 @@ mod support;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sched::{CpuSet, sched_setaffinity},
+    sys::signal::{Signal, raise},
     unistd::Pid,
 };
 use std::{
@@ -19,7 +21,7 @@ use std::{
     thread::sleep,
     time::{Duration, Instant},
 };
-use support::{Cgroup, Process, missing, skip};
+use support::{Cgroup, Process, missing, skip, wait_for};
 use truepin::{
     cpuset::CpuId,
     ledger::{CpuLedger, DepartureKind, Intruder, IntruderKind, LedgerSample, Probe as _},
@@ -66,18 +68,24 @@ fn role() {
             spin(Duration::from_millis(2));
             sleep(Duration::from_millis(9));
         },
-        // 25 moves to CPU 0 and as many back, 4 ms apart; then quiet.
+        // 25 moves to CPU 0 and as many back, 4 ms apart, then 200 without a pause. Stopped before, between and after.
         "hop" => {
             pin(1);
-            sleep(Duration::from_millis(300));
-            for _ in 0..25 {
-                pin(0);
-                sleep(Duration::from_millis(4));
-                pin(1);
-                sleep(Duration::from_millis(4));
+            for (moves, pause) in [(25, Duration::from_millis(4)), (200, Duration::ZERO)] {
+                raise(Signal::SIGSTOP).unwrap();
+                for _ in 0..moves {
+                    pin(0);
+                    sleep(pause);
+                    pin(1);
+                    sleep(pause);
+                }
             }
-            sleep(Duration::from_mins(1));
+            raise(Signal::SIGSTOP).unwrap();
         }
+        "flap" => loop {
+            pin(0);
+            pin(1);
+        },
         other => panic!("no role {other}"),
     }
 }
@@ -126,9 +134,16 @@ fn the_owner_and_a_foreign_task() {
     sleep(Duration::from_millis(200));
     probe.configure(&[cgroup.watched("1", 7)]).unwrap();
 
-    let (first, own0, other0) = (collect(&mut probe), own.cpu_ns(), other.cpu_ns());
+    let mut stopped = || {
+        own.stop();
+        other.stop();
+        (collect(&mut probe), own.cpu_ns(), other.cpu_ns())
+    };
+    let (first, own0, other0) = stopped();
+    own.go_on();
+    other.go_on();
     sleep(Duration::from_secs(3));
-    let (last, own1, other1) = (collect(&mut probe), own.cpu_ns(), other.cpu_ns());
+    let (last, own1, other1) = stopped();
 
     assert_conserved(&first);
     assert_conserved(&last);
@@ -136,12 +151,16 @@ fn the_owner_and_a_foreign_task() {
     assert_eq!((b.owner, b.generation, a.from_ns), (cgroup.id(), 7, b.from_ns));
     assert_eq!(last.cpus.len(), 1, "CPU 0 is not watched: {:?}", last.cpus);
     assert!(last.missing.is_empty());
+    if std::env::var_os("TRUEPIN_STRICT_CHAIN").is_some() {
+        assert_eq!((b.breaks, b.times.unknown_ns), (0, 0));
+    }
     let times = b.times.since(&a.times).unwrap();
     assert!(b.switches - a.switches > 100, "{b:?}");
 
-    // A tick, 10 µs a switch, and 2 % for steal and interrupt time, which the CPU clock may leave out.
-    let tolerance = 20_000_000 + (b.switches - a.switches) * 10_000 + (own1 - own0) / 50;
-    assert!(own1 - own0 > 1_000_000_000, "the owner ran only {} ms", ms(own1 - own0));
+    // 10 µs a switch (the scheduler's own code before and after the tracepoint), and a tick and 1 % for steal and
+    // interrupt time, which the CPU clock may leave out.
+    let tolerance = 10_000_000 + (b.switches - a.switches) * 10_000 + (own1 - own0) / 100;
+    assert!(own1 - own0 > 300_000_000, "the owner ran only {} ms", ms(own1 - own0));
     assert!(
         times.owner_ns.abs_diff(own1 - own0) < tolerance,
         "owner {} ms by the ledger, {} ms by its CPU clock",
@@ -196,16 +215,17 @@ fn children_belong_to_the_owner() {
     sleep(Duration::from_millis(500));
     let sample = collect(&mut probe);
     let before = on(&sample, 1);
-    assert!(before.times.owner_ns > 100_000_000, "{before:?}");
+    assert!(before.times.owner_ns > 20_000_000, "{before:?}");
     assert!(of(&sample, &own).is_none());
 
     let outside = Cgroup::new("outside");
     outside.take(own.id());
-    sleep(Duration::from_millis(500));
-    let sample = collect(&mut probe);
-    let i = of(&sample, &own).unwrap();
-    assert_eq!(i.cgroup, outside.id());
-    assert!(i.ns > 50_000_000, "{i:?}");
+    let mut sample = collect(&mut probe);
+    wait_for("an intruder's time", || {
+        probe.collect(&mut sample).unwrap();
+        of(&sample, &own).is_some_and(|i| i.ns > 50_000_000)
+    });
+    assert_eq!(of(&sample, &own).unwrap().cgroup, outside.id());
     assert_conserved(&sample);
     drop(own);
 }
@@ -217,16 +237,19 @@ fn departures_are_counted_and_reported() {
     let cgroup = Cgroup::new("depart");
     let inner = cgroup.child("inner");
     probe.configure(&[cgroup.watched("1", 3)]).unwrap();
-    let hop = run("hop", Some(&inner), "0,1");
-    sleep(Duration::from_millis(250));
-    // It has pinned itself to CPU 1 by now, and rests there for 300 ms from then on.
+    // Its other thread stays where it is.
+    let hop = run("hop", Some(&inner), "1");
+    hop.await_stop();
+    // The record of its thread's fork was less than a millisecond ago, perhaps.
+    sleep(Duration::from_millis(5));
     let before = collect(&mut probe);
     probe.drain(&mut Vec::new()).unwrap();
 
+    hop.go_on();
     // The ring wakes a reader.
     let mut fds = [PollFd::new(probe.as_fd(), PollFlags::POLLIN)];
-    assert_eq!(poll(&mut fds, PollTimeout::from(5000u16)).unwrap(), 1);
-    sleep(Duration::from_millis(900));
+    assert_eq!(poll(&mut fds, PollTimeout::from(20_000u16)).unwrap(), 1);
+    hop.await_stop();
     let (mut events, after) = (Vec::new(), collect(&mut probe));
     let count = probe.drain(&mut events).unwrap();
     assert_eq!(count, events.len());
@@ -244,14 +267,53 @@ fn departures_are_counted_and_reported() {
         assert!(d.at_ns > before.ended_ns && d.at_ns <= after.ended_ns, "{d:?}");
     }
     assert_eq!(after.health.ring_drops, 0);
+    // The stopper thread that moved it may run on CPU 1 alone: accounted, and no intruder.
+    assert!(on(&after, 1).times.kthread_bound_ns > on(&before, 1).times.kthread_bound_ns);
+    assert!(!after.intruders.iter().any(|i| i.comm.starts_with("migration/")), "{:?}", after.intruders);
 
-    // First placements: a child of the owner that starts on CPU 0.
-    let fork = run("burn", Some(&inner), "0");
-    sleep(Duration::from_millis(300));
+    // Faster than one in a millisecond: all are counted, some are reported.
+    hop.go_on();
+    hop.await_stop();
     let mut events = Vec::new();
     probe.drain(&mut events).unwrap();
+    let fast = collect(&mut probe).owners[0];
+    assert_eq!(fast.departures - owner.departures, 200, "{owner:?} {fast:?}");
+    assert!(!events.is_empty() && events.len() < 200, "{}", events.len());
+    // All were sent from CPU 1, where the stopper thread moved the task.
+    assert!(events.windows(2).all(|w| w[1].at_ns - w[0].at_ns >= 1_000_000), "{events:?}");
+
+    // First placements: a thread that the owner starts on CPU 0.
+    let fork = run("burn", Some(&inner), "0");
+    let mut events = Vec::new();
+    wait_for("a first placement", || {
+        probe.drain(&mut events).unwrap();
+        events.iter().any(|d| d.kind == DepartureKind::Forked && d.tgid == fork.id() && d.to == CpuId(0))
+    });
     assert!(collect(&mut probe).owners[0].departures > owner.departures);
     drop((hop, fork));
+}
+
+/// Nobody reads: the ring fills, what finds no room is counted, and the count of departures goes on. At a record in a
+/// millisecond that takes four seconds.
+#[test]
+fn a_full_ring_is_no_secret() {
+    let Some(_guard) = machine("a_full_ring_is_no_secret") else { return };
+    let mut probe = BpfProbe::load().unwrap();
+    let cgroup = Cgroup::new("ring");
+    probe.configure(&[cgroup.watched("1", 1)]).unwrap();
+    let flap = run("flap", Some(&cgroup), "1");
+    wait_for("the ring to fill", || probe.health().unwrap().ring_drops > 50);
+    flap.stop();
+    let sample = collect(&mut probe);
+    let mut events = Vec::new();
+    let count = probe.drain(&mut events).unwrap();
+    // 56 bytes and a header of 8 each; the kernel never fills the last one.
+    assert_eq!(count, 256 * 1024 / 64 - 1);
+    assert!(sample.owners[0].departures >= count as u64 + sample.health.ring_drops, "{:?}", sample.owners);
+    // Read, it has room again.
+    flap.go_on();
+    wait_for("another record", || probe.drain(&mut events).unwrap() > 0);
+    assert!(probe.health().unwrap().ring_drops >= sample.health.ring_drops);
 }
 
 #[test]
@@ -274,13 +336,15 @@ fn a_new_generation_straddles() {
         (CpuId(1), a.id(), 1, on(&first, 1).from_ns)
     );
     assert_eq!(old.times.total(), old.to_ns - old.from_ns);
-    assert!(old.times.straddle_ns > 0 && old.times.straddle_ns < 50_000_000, "{old:?}");
+    // The slice that was open began at the last sample or later.
+    let open = old.to_ns - on(&first, 1).to_ns;
+    assert!(old.times.straddle_ns > 0 && old.times.straddle_ns <= open, "{old:?}");
 
     let second = collect(&mut probe);
     assert_conserved(&second);
     let new = on(&second, 1);
     assert_eq!((new.generation, new.from_ns), (2, old.to_ns), "no time between the epochs");
-    assert!(new.times.straddle_ns < 5_000_000, "{new:?}");
+    assert_eq!(new.times.straddle_ns, 0);
     assert_eq!(on(&second, 0).from_ns, on(&first, 0).from_ns);
     assert_eq!(second.owners.iter().find(|o| o.owner == a.id()).unwrap().migrations, 0);
 
@@ -306,10 +370,11 @@ fn a_gap_shows_in_the_link() {
     probe.configure(&[cgroup.watched("1", 1)]).unwrap();
     let first = collect(&mut probe);
     probe.detach_switch();
-    sleep(Duration::from_millis(250));
-    let during = collect(&mut probe);
-    assert_eq!(during.health.programs[0].link, None);
-    sleep(Duration::from_millis(250));
+    let begin = collect(&mut probe);
+    sleep(Duration::from_millis(500));
+    let end = collect(&mut probe);
+    assert_eq!((begin.health.programs[0].link, end.health.programs[0].link), (None, None));
+    assert_eq!(on(&begin, 1).switches, on(&end, 1).switches, "nothing is seen in the gap");
     probe.attach_switch().unwrap();
     let last = collect(&mut probe);
     assert_conserved(&last);
@@ -317,8 +382,59 @@ fn a_gap_shows_in_the_link() {
     assert!(link(&last).is_some() && link(&first).is_some());
     assert_ne!(link(&first), link(&last));
     assert_eq!(first.health.programs[1..], last.health.programs[1..]);
-    assert!(on(&last, 1).switches - on(&first, 1).switches < 100, "nothing was seen in the gap");
     drop((own, other));
+}
+
+#[allow(unsafe_code, reason = "nix has no wrapper of sched_setscheduler")]
+fn real_time(tid: u32, priority: i32) {
+    let param = nix::libc::sched_param { sched_priority: priority };
+    // SAFETY: the parameter lives as long as the call.
+    let done = unsafe {
+        nix::libc::sched_setscheduler(tid.try_into().unwrap(), nix::libc::SCHED_FIFO, &raw const param)
+    };
+    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// The task that is there is not the one that was seen to come: neither gets the time.
+#[test]
+fn a_broken_chain_is_nobodys() {
+    let Some(_guard) = machine("a_broken_chain_is_nobodys") else { return };
+    let mut probe = BpfProbe::load().unwrap();
+    let cgroup = Cgroup::new("chain");
+    let own = run("burn", Some(&cgroup), "1");
+    probe.configure(&[cgroup.watched("1", 1)]).unwrap();
+    wait_for("the owner to run", || on(&collect(&mut probe), 1).times.owner_ns > 50_000_000);
+    // Real-time: while it goes it is there, however busy the machine is. The main thread, which sleeps, is above the
+    // one that spins: it takes the signals.
+    for task in std::fs::read_dir(format!("/proc/{}/task", own.id())).unwrap() {
+        let tid: u32 = task.unwrap().file_name().to_str().unwrap().parse().unwrap();
+        real_time(tid, if tid == own.id() { 2 } else { 1 });
+    }
+    // Found by a flush, and found by the next switch. On some kernels chains break without help now and then, so one
+    // found is not enough.
+    for by_flush in [true, false] {
+        let broke = |_: &u32| {
+            let before = on(&collect(&mut probe), 1);
+            probe.detach_switch();
+            own.stop();
+            let mut sample = LedgerSample::default();
+            if by_flush {
+                sample = collect(&mut probe);
+            }
+            probe.attach_switch().unwrap();
+            own.go_on();
+            if !by_flush {
+                sleep(Duration::from_millis(5));
+                sample = collect(&mut probe);
+            }
+            assert_conserved(&sample);
+            let after = on(&sample, 1);
+            after.breaks > before.breaks && after.times.unknown_ns > before.times.unknown_ns
+        };
+        let broken = (0..20).filter(broke).count();
+        eprintln!("broken chains found by {}: {broken} of 20", if by_flush { "flush" } else { "switch" });
+        assert!(broken >= 18, "{broken} of 20 were found, by_flush {by_flush}");
+    }
 }
 
 #[test]
@@ -340,6 +456,51 @@ fn cpus_that_are_not_there_are_missing() {
     assert_eq!(collect(&mut probe).owners.len(), 2);
 }
 
+/// No window spans an absence: the epoch before and the epoch after cannot be subtracted.
+#[test]
+fn a_cpu_that_was_away_starts_anew() {
+    let test = "a_cpu_that_was_away_starts_anew";
+    let Some(_guard) = machine(test) else { return };
+    if std::env::var_os("TRUEPIN_HOTPLUG").is_none() {
+        return skip(&format!("ledger_host::{test}"), "TRUEPIN_HOTPLUG is not set: CPU 1 would go offline");
+    }
+    let online = |yes: &str| std::fs::write("/sys/devices/system/cpu/cpu1/online", yes).unwrap();
+    let mut probe = BpfProbe::load().unwrap();
+    let (a, b) = (Cgroup::new("away"), Cgroup::new("next"));
+    probe.configure(&[a.watched("1", 1)]).unwrap();
+    let before = collect(&mut probe);
+    online("0");
+    for _ in 0..2 {
+        let during = collect(&mut probe);
+        assert_eq!((during.missing.to_string().as_str(), during.cpus.len()), ("1", 0));
+    }
+    online("1");
+    let after = collect(&mut probe);
+    assert!(after.missing.is_empty());
+    assert!(on(&after, 1).from_ns > on(&before, 1).to_ns, "a new epoch");
+    assert_conserved(&after);
+    sleep(Duration::from_millis(50));
+    let later = collect(&mut probe);
+    assert_eq!(on(&later, 1).from_ns, on(&after, 1).from_ns, "which goes on");
+    assert_conserved(&later);
+
+    // Another owner while it is away.
+    online("0");
+    probe.configure(&[b.watched("1", 5)]).unwrap();
+    assert!(probe.ended().is_empty(), "it could not be flushed");
+    assert_eq!(collect(&mut probe).missing.to_string(), "1");
+    online("1");
+    let sample = collect(&mut probe);
+    assert_eq!((on(&sample, 1).owner, on(&sample, 1).generation), (b.id(), 5));
+    assert_conserved(&sample);
+    // And no owner.
+    online("0");
+    probe.configure(&[]).unwrap();
+    assert!(collect(&mut probe).missing.is_empty());
+    online("1");
+    assert!(collect(&mut probe).cpus.is_empty());
+}
+
 /// Entries of dead tasks make room when the table fills.
 #[test]
 fn the_table_of_intruders_is_emptied() {
@@ -355,8 +516,16 @@ fn the_table_of_intruders_is_emptied() {
     let full = collect(&mut probe);
     assert!(full.intruders.len() > 2900, "{}", full.intruders.len());
     sleep(Duration::from_millis(1100));
-    // This sample still shows them; the next does not.
-    assert!(collect(&mut probe).intruders.len() > 2900);
+    // Forks keep RCU's own thread busy, which may run anywhere.
+    let threads: Vec<_> = full.intruders.iter().filter(|i| i.kind == IntruderKind::UnboundKthread).collect();
+    assert!(!threads.is_empty());
+    for thread in threads {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", thread.pid)).unwrap_or_default();
+        let allowed = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"));
+        assert!(allowed.is_none_or(|l| l.trim().parse::<truepin::CpuSet>().unwrap().len() > 1), "{thread:?}");
+    }
+    // What was seen once goes, and then is gone.
+    collect(&mut probe);
     let rest = collect(&mut probe);
     assert!(rest.intruders.len() < 500, "{}", rest.intruders.len());
     assert_eq!(rest.health.intruders_lost, 0);

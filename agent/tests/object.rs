@@ -1,5 +1,11 @@
-//! What the committed object carries: everything the loader needs, nothing of the machine that built it.
+//! What the committed object carries: everything the loader needs, nothing of the machine that built it. And what the
+//! record beside it notices.
+#![allow(clippy::unwrap_used, reason = "test code: a panic is a failure")]
 
+#[path = "../../ebpf/hash.rs"]
+mod hash;
+
+use std::{fs, path::Path};
 use truepin_agent::bpf::OBJECT;
 
 /// Runs of printable characters, four or more, as strings(1) has them.
@@ -58,4 +64,62 @@ fn sections() {
     }
     assert!(!all.iter().any(|s| s.contains(".debug_")), "debug sections only make every agent larger");
     assert!(OBJECT.len() < 200_000, "{} bytes", OBJECT.len());
+}
+
+/// A copy of what the record is made from.
+fn copy_of_tree() -> tempfile::TempDir {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let copy = tempfile::tempdir().unwrap();
+    let mut paths: Vec<String> = hash::files(&root).unwrap().into_iter().collect();
+    paths.extend(["Cargo.lock".into(), hash::OBJECT.into(), hash::RECORD.into()]);
+    for path in paths {
+        let to = copy.path().join(&path);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(root.join(&path), to).unwrap();
+    }
+    copy
+}
+
+/// Appends to a file of the tree, or replaces a text in it.
+fn change(root: &Path, path: &str, from: &str, to: &str) {
+    let file = root.join(path);
+    let mut bytes = fs::read(&file).unwrap();
+    if from.is_empty() {
+        bytes.extend(to.as_bytes());
+    } else {
+        let text = String::from_utf8(bytes).unwrap();
+        assert!(text.contains(from), "{path} has no {from}");
+        bytes = text.replacen(from, to, 1).into_bytes();
+    }
+    fs::write(file, bytes).unwrap();
+}
+
+#[test]
+fn the_record_notices_what_matters() {
+    let record = fs::read_to_string(copy_of_tree().path().join(hash::RECORD)).unwrap();
+    assert_eq!(hash::describe(copy_of_tree().path()).unwrap(), record, "the same on every machine and path");
+    let lock = fs::read_to_string(copy_of_tree().path().join("Cargo.lock")).unwrap();
+    let entry = |name: &str| {
+        let start = lock.find(&format!("name = \"{name}\"\n")).unwrap();
+        lock[start..].split_inclusive('\n').take(2).collect::<String>()
+    };
+    let (kernel_side, user_side) = (entry("aya-ebpf"), entry("crc32fast"));
+    let newer = |e: &str| e.replace("version = \"", "version = \"9");
+    for (path, from, to, noticed) in [
+        ("ebpf/src/ledger.rs", "", "// a comment\n", true),
+        ("ebpf/abi/Cargo.toml", "", "# a comment\n", true),
+        ("ebpf/build.sh", "", "# a comment\n", true),
+        ("ebpf/prebuilt/truepin.bpf.o", "", "x", true),
+        ("Cargo.lock", kernel_side.as_str(), newer(&kernel_side).as_str(), true),
+        ("Cargo.lock", user_side.as_str(), newer(&user_side).as_str(), false),
+    ] {
+        let tree = copy_of_tree();
+        change(tree.path(), path, from, to);
+        assert_eq!(hash::describe(tree.path()).unwrap() != record, noticed, "{path}: {to}");
+    }
+    let tree = copy_of_tree();
+    fs::write(tree.path().join("ebpf/src/new.rs"), "").unwrap();
+    assert_ne!(hash::describe(tree.path()).unwrap(), record);
+    fs::remove_file(tree.path().join(hash::OBJECT)).unwrap();
+    assert!(hash::describe(tree.path()).unwrap_err().contains(hash::OBJECT));
 }

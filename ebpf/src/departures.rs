@@ -27,7 +27,7 @@ pub fn sched_migrate_task(ctx: BtfTracePointContext) -> i32 {
     unsafe {
         let task = Task(ctx.arg(0));
         let to: i32 = ctx.arg(1);
-        arrived(task, to as u32, arrival::MIGRATED);
+        arrived(task, to.cast_unsigned(), arrival::MIGRATED);
     }
     0
 }
@@ -80,12 +80,19 @@ unsafe fn arrived(task: Task, to: u32, kind: u32) {
                 tgid: task.tgid::<Direct>(),
                 from,
                 to,
-                by: bpf_get_current_pid_tgid() as u32,
+                by: current_pid(),
                 kind,
                 comm: task.comm(),
             },
         );
     }
+}
+
+/// Thread id of the current task.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation, reason = "the upper half is the process id")]
+fn current_pid() -> u32 {
+    bpf_get_current_pid_tgid() as u32
 }
 
 /// Cgroup and index of the owner that the task belongs to.

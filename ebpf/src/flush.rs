@@ -39,43 +39,51 @@ pub fn flush(_: RawTracePointContext) -> i32 {
         let task = Task(bpf_get_current_task() as Addr);
         let pid = task.pid::<Probed>();
         let now = bpf_ktime_get_ns();
-        if slot.serial == want.serial {
-            if slot.cgroup != 0 {
-                close(slot, task, pid, now);
-            }
-            *copy = *slot;
+        let ends = slot.serial != want.serial;
+        let anew = if slot.cgroup == 0 {
+            ends
+        } else if ends {
+            book(slot, class::STRADDLE, now);
+            true
         } else {
-            if slot.cgroup != 0 {
-                book(slot, class::STRADDLE, now);
-            }
+            close(slot, task, pid, now)
+        };
+        // An epoch that ends is published as it is now; one that goes on, with the slice that begins now.
+        if ends {
             *copy = *slot;
-            restart(slot, want, task, pid, now);
+            *slot = started(want, now);
+        }
+        if anew && slot.cgroup != 0 {
+            begin_slice::<Probed>(slot, task, pid);
+        }
+        if !ends {
+            *copy = *slot;
         }
     }
     0
 }
 
-/// Closes the open slice; a new one of the same task begins at once.
+/// Closes the open slice. True if the next one is of another task, or of another class, than was believed.
 #[inline(always)]
-unsafe fn close(slot: &mut Slot, task: Task, pid: u32, now: u64) {
-    unsafe {
-        if pid != slot.pid {
-            slot.breaks += 1;
-            book(slot, class::UNKNOWN, now);
-            begin_slice::<Probed>(slot, task, pid);
-        } else if classify::<Probed>(slot, task, pid) != slot.class {
-            book(slot, class::STRADDLE, now);
-            begin_slice::<Probed>(slot, task, pid);
-        } else {
-            end_slice(slot, now);
-        }
+unsafe fn close(slot: &mut Slot, task: Task, pid: u32, now: u64) -> bool {
+    if pid != slot.pid {
+        slot.breaks += 1;
+        book(slot, class::UNKNOWN, now);
+        return true;
     }
+    // SAFETY: the current task.
+    if unsafe { classify::<Probed>(slot, task, pid) } != slot.class {
+        book(slot, class::STRADDLE, now);
+        return true;
+    }
+    end_slice(slot, now);
+    false
 }
 
-/// Starts the epoch that `want` asks for.
+/// The slot at the start of the epoch that `want` asks for.
 #[inline(always)]
-unsafe fn restart(slot: &mut Slot, want: &CpuConfig, task: Task, pid: u32, now: u64) {
-    *slot = Slot {
+fn started(want: &CpuConfig, now: u64) -> Slot {
+    Slot {
         cgroup: want.cgroup,
         level: want.level,
         generation: want.generation,
@@ -84,9 +92,5 @@ unsafe fn restart(slot: &mut Slot, want: &CpuConfig, task: Task, pid: u32, now: 
         from_ns: now,
         last_ns: now,
         ..Slot::default()
-    };
-    if want.cgroup != 0 {
-        // SAFETY: the current task.
-        unsafe { begin_slice::<Probed>(slot, task, pid) };
     }
 }

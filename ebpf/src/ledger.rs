@@ -6,6 +6,10 @@
 //! (4) the next task is classified and, if it is an intruder, remembered.
 //! Invariant: the sum over the classes plus the open slice is the time since the epoch began.
 //!
+//! A false alarm that is accepted: a thread that is not its process's leader and calls exec takes over the leader's pid
+//! while it runs, so that slice is a broken chain. Comparing addresses of tasks instead would miss a broken chain when
+//! an address is used again.
+//!
 //! Cost: the owner's own cgroup costs one comparison, any other cgroup that was the last one seen on its side of the
 //! owner's border one or two more. That memory needs no invalidation but a new owner: an id is never used again for
 //! another cgroup, and cgroup v2 cannot move a cgroup to another parent.
@@ -35,7 +39,9 @@ pub fn sched_switch(ctx: BtfTracePointContext) -> i32 {
     0
 }
 
-#[inline(always)]
+/// Not inlined: its stack frame is set up only where it is needed. With it in the caller an unwatched CPU paid 9 ns more
+/// (over an empty program +20 instead of +11).
+#[inline(never)]
 unsafe fn switched(slot: &mut Slot, prev: Task, next: Task) {
     unsafe {
         let now = bpf_ktime_get_ns();

@@ -2,11 +2,11 @@
 //!
 //! Problem: among all sets of `n` free CPUs find the one that is best by, in this order: fewest groups (a group is a
 //! NUMA node, or the CPUs of no node), fewest of them outside `near`, least distance to `near`, least distance among
-//! themselves, and then what [`super::fill`] says: fewest caches, whole cores, best fit, lowest numbers.
+//! themselves, and then what `fill` says: fewest caches, whole cores, best fit, lowest numbers.
 //! Steps: the fewest groups follow from the counts alone, unless whole cores of odd sizes must add up exactly; groups
-//! of that number are walked, at most 20,000 subsets of one size ([`super::subsets::MOST`]); of those that are equal
-//! up to distance, the 64 with the least left over are filled in and compared.
-//! Beyond 20,000 (three of 64 nodes, five of 28) only likely subsets are looked at: the largest groups, and around
+//! of that number are walked, at most 20,000 subsets of one size; of those that are equal up to distance, the 64 with
+//! the least left over are filled in and compared.
+//! Beyond 20,000 (three of 64 nodes, four of 28) only likely subsets are looked at: the largest groups, and around
 //! each group its nearest. The number of groups is then still the fewest, unless whole cores of odd sizes must add up
 //! exactly; the distance may not be the least. Nodes without free CPUs cost nothing.
 //! Invariants: the result has `n` CPUs, all free and allocatable; a policy that refuses refuses only when no set of
@@ -116,23 +116,31 @@ impl<'a> Search<'a> {
     }
 
     fn fewest_when_empty(&self) -> Option<usize> {
-        self.fewest(&Inventory::new(self.topology, self.allocatable), self.hard, &mut |_| {})
+        let empty = Inventory::new(self.topology, self.allocatable);
+        if self.request.whole_cores {
+            return self.fewest(&empty, self.hard, &mut |_| {});
+        }
+        subsets::fewest(&self.bounds(&empty, &self.groups(&empty, self.hard)), self.n)
+    }
+
+    fn bounds(&self, inventory: &Inventory, groups: &[usize]) -> Vec<usize> {
+        let bound = |g: &usize| inventory.bound(&inventory.groups[*g].pieces, self.request.whole_cores);
+        groups.iter().map(bound).collect()
     }
 
     /// The fewest groups that serve the request; `visit` sees every set of that number that does (or, beyond
-    /// [`subsets::MOST`], every likely one).
+    /// [`subsets::MOST_NODE_SETS`], every likely one).
     fn fewest(&self, inventory: &Inventory, hard: bool, visit: &mut dyn FnMut(&[usize])) -> Option<usize> {
         let (n, whole_cores) = (self.n, self.request.whole_cores);
         let groups = self.groups(inventory, hard);
         if !inventory.shape(&inventory.pieces_of(&groups)).serves(n, whole_cores) {
             return None;
         }
-        let bounds: Vec<usize> =
-            groups.iter().map(|g| inventory.bound(&inventory.groups[*g].pieces, whole_cores)).collect();
+        let bounds = self.bounds(inventory, &groups);
         (subsets::fewest(&bounds, n)?..=groups.len()).find(|k| {
             let mut any = false;
-            let likely = || self.likely(inventory, &groups, &bounds, *k);
-            subsets::visit(&bounds, *k, n, likely, &mut |subset| {
+            let likely = || self.likely(&self.distances(inventory), &groups, &bounds, *k);
+            subsets::visit(&bounds, (*k, subsets::MOST_NODE_SETS), n, likely, &mut |subset| {
                 let subset: Vec<usize> = subset.iter().map(|i| groups[*i]).collect();
                 // The bound is the truth unless cores must add up exactly.
                 if !whole_cores || inventory.shape(&inventory.pieces_of(&subset)).serves(n, true) {
@@ -146,16 +154,18 @@ impl<'a> Search<'a> {
 
     /// The best set of groups, and the pieces in it.
     fn fewest_best(&self, inventory: &Inventory, hard: bool) -> Option<(Vec<usize>, Choice)> {
+        let distances = self.distances(inventory);
+        let frees: Vec<usize> = inventory.groups.iter().map(|g| inventory.bound(&g.pieces, false)).collect();
         let mut best_cost = None;
         let mut equal: Vec<(usize, Vec<usize>)> = Vec::new();
         self.fewest(inventory, hard, &mut |groups| {
-            let cost = self.cost(inventory, groups);
+            let cost = distances.cost(groups);
             if best_cost.is_none_or(|best| cost < best) {
                 best_cost = Some(cost);
                 equal.clear();
             }
             if best_cost == Some(cost) {
-                equal.push((inventory.bound(&inventory.pieces_of(groups), false), groups.to_vec()));
+                equal.push((groups.iter().map(|g| frees[*g]).sum(), groups.to_vec()));
             }
         })?;
         // Best fit first: the sets with the least free.
@@ -167,50 +177,54 @@ impl<'a> Search<'a> {
         filled.min().map(|(choice, groups)| (groups, choice))
     }
 
-    /// Groups that are not near, their distance to what is, the distance among all.
-    fn cost(&self, inventory: &Inventory, groups: &[usize]) -> (usize, u32, u32) {
-        let node = |g: &usize| inventory.groups[*g].node;
-        let (mut far, mut to_near, mut among) = (0, 0, 0);
-        for (i, a) in groups.iter().enumerate() {
-            if !self.near.is_empty() && node(a).is_none_or(|n| !self.near.contains(n)) {
-                far += 1;
-                let to = self.near.iter().map(|near| self.distance(node(a), Some(near))).min();
-                to_near += to.unwrap_or(0);
-            }
-            for b in &groups[i + 1..] {
-                among += self.distance(node(a), node(b));
-            }
-        }
-        (far, to_near, among)
-    }
-
-    /// Both ways, since it need not be symmetric; CPUs of no node are far from all.
-    fn distance(&self, a: Option<NodeId>, b: Option<NodeId>) -> u32 {
-        match (a, b) {
+    /// Between all groups; both ways, since it need not be symmetric. CPUs of no node are far from all.
+    fn distances(&self, inventory: &Inventory) -> Distances {
+        let between = |a: Option<NodeId>, b: Option<NodeId>| match (a, b) {
             (Some(a), Some(b)) => self.topology.distance(a, b) + self.topology.distance(b, a),
             _ => 20 * REMOTE_DISTANCE,
+        };
+        let nodes: Vec<Option<NodeId>> = inventory.groups.iter().map(|g| g.node).collect();
+        let to_near = |node: Option<NodeId>| {
+            let far = !self.near.is_empty() && node.is_none_or(|n| !self.near.contains(n));
+            far.then(|| self.near.iter().map(|near| between(node, Some(near))).min().unwrap_or(0))
+        };
+        Distances {
+            to_near: nodes.iter().map(|n| to_near(*n)).collect(),
+            among: nodes.iter().map(|a| nodes.iter().map(|b| between(*a, *b)).collect()).collect(),
         }
     }
 
-    /// Likely sets of `k` of `groups`: the largest; and from each group on, always the next that costs least, as
-    /// long as the rest can still be made up.
-    fn likely(&self, inventory: &Inventory, groups: &[usize], bounds: &[usize], k: usize) -> Vec<Vec<usize>> {
+    /// Likely sets of `k` of `groups` (places in `groups`): the largest; and from each group on, always the next that
+    /// costs least, as long as the rest can still be made up.
+    fn likely(&self, distances: &Distances, groups: &[usize], bounds: &[usize], k: usize) -> Vec<Vec<usize>> {
         let mut largest: Vec<usize> = (0..groups.len()).collect();
         largest.sort_by_key(|i| (Reverse(bounds[*i]), *i));
         let mut sets = vec![largest[..k].to_vec()];
         for seed in 0..groups.len() {
             let mut set = vec![seed];
+            let mut left: Vec<usize> = largest.iter().copied().filter(|i| *i != seed).collect();
+            let mut have = bounds[seed];
+            // What each would add to the distance among the set.
+            let mut among: Vec<u32> = groups.iter().map(|g| distances.among[groups[seed]][*g]).collect();
             while set.len() < k {
-                let have: usize = set.iter().map(|i| bounds[*i]).sum();
-                let next = (0..groups.len()).filter(|i| !set.contains(i)).filter(|i| {
-                    let rest = largest.iter().filter(|j| *j != i && !set.contains(j)).take(k - set.len() - 1);
-                    have + bounds[*i] + rest.map(|j| bounds[*j]).sum::<usize>() >= self.n
-                });
-                let cost = |i: &usize| {
-                    let with: Vec<usize> = set.iter().chain([i]).map(|j| groups[*j]).collect();
-                    (self.cost(inventory, &with), Reverse(bounds[*i]), *i)
+                // With one more chosen, the largest others that fill up to `k`.
+                let others = k - set.len() - 1;
+                let sum = |count: usize| left.iter().take(count).map(|i| bounds[*i]).sum::<usize>();
+                let (without, with) = (sum(others), sum(others + 1));
+                let enough = |(at, i): &(usize, &usize)| {
+                    let reach = if *at <= others { with } else { without + bounds[**i] };
+                    have + reach >= self.n
                 };
-                let Some(next) = next.min_by_key(cost) else { break };
+                let cost = |(_, i): &(usize, &usize)| {
+                    let near = distances.to_near[groups[**i]];
+                    (near.is_some(), near, among[**i], Reverse(bounds[**i]), **i)
+                };
+                let Some((at, _)) = left.iter().enumerate().filter(enough).min_by_key(cost) else { break };
+                let next = left.remove(at);
+                for (sum, g) in among.iter_mut().zip(groups) {
+                    *sum += distances.among[groups[next]][*g];
+                }
+                have += bounds[next];
                 set.push(next);
             }
             if set.len() == k {
@@ -281,6 +295,24 @@ impl<'a> Search<'a> {
                     .map(|(groups, _)| groups.iter().filter_map(|g| now.groups[*g].node).collect()),
             },
         }
+    }
+}
+
+/// Distances of groups.
+struct Distances {
+    /// To the nearest node that is near; `None` for what is near itself, or where nothing was asked for.
+    to_near: Vec<Option<u32>>,
+    /// Among each other.
+    among: Vec<Vec<u32>>,
+}
+
+impl Distances {
+    /// Groups that are not near, their distance to what is, the distance among all.
+    fn cost(&self, groups: &[usize]) -> (usize, u32, u32) {
+        let far = groups.iter().filter_map(|g| self.to_near[*g]);
+        let pairs =
+            groups.iter().enumerate().flat_map(|(i, a)| groups[i + 1..].iter().map(|b| self.among[*a][*b]));
+        (far.clone().count(), far.sum(), pairs.sum())
     }
 }
 

@@ -49,7 +49,7 @@ pub(super) fn choose(inventory: &Inventory, pieces: &[usize], n: usize, whole_co
     let fewest = subsets::fewest(&bounds, n)?;
     (fewest..=units.len()).find_map(|k| {
         let mut best: Option<Choice> = None;
-        subsets::visit(&bounds, k, n, || likely(&bounds, k), &mut |subset| {
+        subsets::visit(&bounds, (k, subsets::MOST_CACHE_SETS), n, || likely(&bounds, k), &mut |subset| {
             let mut pieces: Vec<usize> = subset.iter().flat_map(|u| units[*u].iter().copied()).collect();
             pieces.sort_unstable();
             let shape = inventory.shape(&pieces);

@@ -1,20 +1,21 @@
 //! Subsets by size, without the exponential walk.
 
-/// How many subsets of one size are looked at before only likely ones are: all pairs of 64 nodes (2,016), all
-/// triples of 32 (4,960), all halves of 16 (12,870); no triples of 64 (41,664).
-pub(super) const MOST: usize = 20_000;
+/// How many sets of NUMA nodes of one size are looked at before only likely ones are: all pairs of 64 nodes (2,016),
+/// all triples of 32 (4,960), all halves of 16 (12,870); no triples of 64 (41,664).
+pub(super) const MOST_NODE_SETS: usize = 20_000;
+/// The same for last-level caches, in each of up to 64 sets of nodes: all halves of 12 (924), all pairs of 45 (990).
+pub(super) const MOST_CACHE_SETS: usize = 1_000;
 
-/// Number of `k`-subsets of `m` things, no more than [`MOST`] + 1.
-fn count(m: usize, k: usize) -> usize {
-    let k = k.min(m - k.min(m));
+/// Whether there are more than `most` `k`-subsets of `m` things.
+fn more_than(most: usize, m: usize, k: usize) -> bool {
     let mut n: usize = 1;
-    for i in 0..k {
+    for i in 0..k.min(m - k.min(m)) {
         n = n * (m - i) / (i + 1);
-        if n > MOST {
-            return MOST + 1;
+        if n > most {
+            return true;
         }
     }
-    n
+    false
 }
 
 /// The least `k` for which the `k` largest bounds reach `need`.
@@ -32,10 +33,10 @@ pub(super) fn fewest(bounds: &[usize], need: usize) -> Option<usize> {
 }
 
 /// Calls `visit` with every `k`-subset (ascending indices, in lexical order) whose bounds reach `need`; with only those
-/// of `likely` if there are more than [`MOST`] subsets.
+/// of `likely` if there are more than `most` subsets.
 pub(super) fn visit(
     bounds: &[usize],
-    k: usize,
+    (k, most): (usize, usize),
     need: usize,
     likely: impl FnOnce() -> Vec<Vec<usize>>,
     visit: &mut dyn FnMut(&[usize]),
@@ -45,7 +46,7 @@ pub(super) fn visit(
     if k == 0 || k > m {
         return;
     }
-    if count(m, k) > MOST {
+    if more_than(most, m, k) {
         let mut likely = likely();
         for subset in &mut likely {
             subset.sort_unstable();
@@ -74,9 +75,10 @@ mod tests {
 
     #[test]
     fn counts_and_subsets() {
-        assert_eq!((count(64, 2), count(16, 8), count(5, 5), count(64, 32)), (2016, 12_870, 1, MOST + 1));
+        assert!(!more_than(2016, 64, 2) && more_than(2015, 64, 2) && !more_than(1, 5, 5));
+        assert!(!more_than(12_870, 16, 8) && more_than(MOST_NODE_SETS, 64, 32));
         let mut seen = Vec::new();
-        visit(&[3, 1, 2, 2], 2, 4, || unreachable!("six subsets"), &mut |s| seen.push(s.to_vec()));
+        visit(&[3, 1, 2, 2], (2, 6), 4, || unreachable!("six subsets"), &mut |s| seen.push(s.to_vec()));
         assert_eq!(seen, [[0, 1], [0, 2], [0, 3], [2, 3]]);
         assert_eq!(
             (fewest(&[3, 1, 2], 5), fewest(&[3, 1, 2], 6), fewest(&[3, 1, 2], 7)),
@@ -85,7 +87,7 @@ mod tests {
 
         let mut seen = Vec::new();
         let likely = || vec![vec![5, 1, 9], vec![9, 5, 1], vec![0, 1, 2]];
-        visit(&[1; 64], 3, 3, likely, &mut |s| seen.push(s.to_vec()));
+        visit(&[1; 64], (3, 6), 3, likely, &mut |s| seen.push(s.to_vec()));
         assert_eq!(seen, [[0, 1, 2], [1, 5, 9]]);
     }
 }

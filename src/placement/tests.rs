@@ -257,3 +257,16 @@ fn large_machines_do_not_walk_everything() {
     let placed = place(&deep, deep.online(), &odd_free, &ask(801, BestEffort)).unwrap();
     assert_eq!((placed.cpus.len(), placed.reason.llcs.len()), (801, 31));
 }
+
+#[test]
+fn documents() {
+    let m = machine();
+    let refused = on(&m, "0-2,16", &ask(6, SingleNumaNode)).unwrap_err();
+    let doc = serde_json::to_value(&refused).unwrap();
+    assert_eq!(doc["kind"], serde_json::json!({"why": "not-enough"}));
+    assert_eq!((&doc["asked"], &doc["policy"]), (&6.into(), &"single-numa-node".into()));
+    assert_eq!(doc["free"][0], serde_json::json!({"node": 0, "cpus": "0-2,16", "whole_cores": 1}));
+    assert_eq!(doc["fits"], serde_json::json!({"one_node": 4, "any_nodes": 4, "best_effort": null}));
+    let placed = serde_json::to_value(on(&m, "0-2,16", &ask(3, BestEffort)).unwrap()).unwrap();
+    assert_eq!((&placed["cpus"], &placed["reason"]["whole_cores"]), (&"0-1,16".into(), &1.into()));
+}

@@ -257,14 +257,14 @@ fn nodes(
         return Err(TopologyError::NodeTwice { source_name: raw.source.clone(), node: twice[0].id });
     }
     let mut taken = CpuSet::new();
+    let mut overlaps: BTreeMap<CpuSet, NodeSet> = BTreeMap::new();
     let mut of_cpu = vec![None; ids.len()];
     let mut nodes = Vec::with_capacity(sorted.len());
     for node in sorted {
         let mine = node.cpus.intersection(online);
         let cpus = mine.difference(&taken);
         if cpus != mine {
-            let both = mine.intersection(&taken);
-            oddities.push(format!("NUMA node {} lists CPUs {both} of a lower node: left there", node.id));
+            overlaps.entry(mine.intersection(&taken)).or_default().insert(node.id);
         }
         for at in cpus.iter().filter_map(|cpu| ids.binary_search(&cpu).ok()) {
             of_cpu[at] = Some(node.id);
@@ -277,6 +277,10 @@ fn nodes(
             memory_bytes: node.memory_bytes,
             distance: node.distance.clone(),
         });
+    }
+    for (cpus, nodes) in overlaps {
+        let list = if nodes.len() == 1 { "NUMA node lists" } else { "NUMA nodes list" };
+        oddities.push(format!("{list} CPUs {cpus} of a lower node ({nodes}): left there"));
     }
     let homeless = online.difference(&taken);
     if !nodes.is_empty() && !homeless.is_empty() {

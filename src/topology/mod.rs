@@ -14,6 +14,9 @@ mod assemble;
 mod raw;
 pub mod render;
 pub mod synthetic;
+#[cfg(test)]
+mod tests;
+mod tree;
 
 pub use assemble::TopologyError;
 pub use raw::{Level, RawGroup, RawNode, RawTopology};

@@ -1,5 +1,7 @@
 //! [`CpuTopology`] for machines (`truepin.topology/1`) and for people (a tree).
 
+pub use super::tree::tree;
+
 use super::{CpuTopology, Level};
 use crate::{
     cpuset::{CpuId, CpuSet},

@@ -1,27 +1,31 @@
 #!/bin/sh
-# boot.sh [-k SERIES] [-m MACHINE] [-t SECONDS] [-p PREFIX] SUITE [QEMU ARGUMENT...]
+# boot.sh [-q] [-k SERIES] [-m MACHINE] [-t SECONDS] [-p PREFIX] SUITE [QEMU ARGUMENT...]
 #
 # Boots one virtual machine, shows what the suite says as it says it, and ends with status 0 only if the suite reported
 # at least one scenario passed and none failed. All of it is in $TRUEPIN_CACHE/vm/logs/SUITE-SERIES-MACHINE.{log,console}.
 #
-# Environment: ONLY (scenarios whose name contains it), APPEND (more kernel command line), PREFIX.
+# -q leaves the line with the result out (a story ends by itself). -p puts a text before every line.
+# Environment: ONLY (scenarios whose name contains it, `_` for a space), APPEND (more kernel command line).
 #
 # Emulation (TCG) on purpose, also where /dev/kvm exists: on hosts that are virtual machines themselves KVM may be there
 # and not work, and results must not depend on it. thread=single: virtual CPUs that spin on each other at boot cost
 # twice the time with a thread each. qboot and a PVH kernel skip 2 s of firmware and 2.5 s of decompression.
+# shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
 kernel=6.12
 machine=standard
 limit=300
 prefix=
-while getopts k:m:t:p: option; do
+quiet=
+while getopts qk:m:t:p: option; do
     case $option in
+        q) quiet='/^RESULT passed=/d;' ;;
         k) kernel=$OPTARG ;;
         m) machine=$OPTARG ;;
         t) limit=$OPTARG ;;
         p) prefix=$OPTARG ;;
-        *) die "usage: boot.sh [-k SERIES] [-m MACHINE] [-t SECONDS] [-p PREFIX] SUITE [QEMU ARGUMENT...]" ;;
+        *) die "usage: boot.sh [-q] [-k SERIES] [-m MACHINE] [-t SECONDS] [-p PREFIX] SUITE [QEMU ARGUMENT...]" ;;
     esac
 done
 shift $((OPTIND - 1))
@@ -46,9 +50,12 @@ mkfifo "$fifo"
 colour=0
 if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then colour=1; fi
 
-tee "$log" <"$fifo" | { if [ -n "$prefix" ]; then sed -u "s/^/$prefix /"; else cat; fi; } &
+# Held open here, so that a QEMU that fails before it opens the pipe does not leave the reader waiting; and closed with
+# `exec` in the readers, since the shell keeps a copy open where a redirection only lasts for a command.
+exec 3<>"$fifo"
+(exec 3>&- && exec tee "$log" <"$fifo") | (exec 3>&- && exec sed -u "${quiet}s/^/${prefix:+$prefix }/") &
 shown=$!
-# QEMU's own end closes the fifo; whoever ends this script early must end QEMU as well.
+# Whoever ends this script early must end QEMU as well.
 trap 'rm -f "$fifo"; [ -z "${vm_pid:-}" ] || kill "$vm_pid" 2>/dev/null || true' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
@@ -57,21 +64,26 @@ timeout "$limit" qemu-system-x86_64 -accel tcg,thread=single -machine q35 -cpu "
     -nodefaults -no-reboot -display none -serial "file:$console" -serial "file:$fifo" \
     -kernel "$cache/vmlinux-$kernel" -initrd "$cache/initramfs" \
     -append "console=ttyS0 panic=-1 quiet mitigations=off nokaslr no_timer_check tsc=reliable cryptomgr.notests random.trust_cpu=on audit=0 truepin.suite=$suite truepin.machine=$machine truepin.only=${ONLY:-} truepin.colour=$colour ${APPEND:-}" \
-    $(grep -v '^#' "$vm/machines/$machine") "$@" </dev/null >"$console.qemu" 2>&1 &
+    $(grep -v '^#' "$vm/machines/$machine") "$@" </dev/null 3>&- >"$console.qemu" 2>&1 &
 vm_pid=$!
 status=0
 wait "$vm_pid" || status=$?
 vm_pid=
+exec 3>&-
 wait "$shown"
 
 result=$(grep -a '^RESULT ' "$log" | tail -1)
 case $result in
-    "RESULT passed="[1-9]*" failed=0 skipped="*) [ "$status" -ne 0 ] || exit 0 ;;
+    "RESULT passed="[1-9]*" failed=0 skipped="*)
+        [ "$status" -ne 0 ] || exit 0
+        echo "# $name: QEMU ended with status $status after the result"
+        ;;
 esac
 if [ -z "$result" ]; then
     why="QEMU ended with status $status"
     [ "$status" -ne 124 ] || why="not done after $limit s"
-    warn "$name: no result: $why; the console's end ($console):"
-    { grep -v "TCG doesn't support" "$console.qemu" | head -5; tail -25 "$console" | tr -d '\r'; } >&2
+    { grep -v "TCG doesn't support" "$console.qemu" | head -5; tail -25 "$console" | tr -d '\r'; } | sed 's/^/# console: /'
+    # The tally counts it as a failure.
+    echo "${prefix:+$prefix }RESULT none: $name: $why"
 fi
 exit 1

@@ -1,17 +1,9 @@
 #!/bin/sh
-# build.sh: the two static binaries and the initramfs that holds them, into $TRUEPIN_CACHE/vm/initramfs.
-#
-# Static, so that the initramfs needs no libraries. The target is named though it is the host's: only then do the
-# flags not reach procedural macros, which cannot be static. `make test` builds its tests with the same flags and
-# target, so nothing is compiled twice.
+# build.sh: the static binaries, and the initramfs that holds them, into $TRUEPIN_CACHE/vm/initramfs.
+# shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
-target=x86_64-unknown-linux-gnu
-cd "$repo"
-say "building the static binaries"
-RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --target "$target" -p truepin-agent -p truepin-tests --bins
-binaries=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/$target/release
-
+binaries=$("$repo/tests/build")
 root=$cache/initramfs.new
 rm -rf "$root"
 mkdir -p "$root/bin"

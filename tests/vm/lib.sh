@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # Shared by the scripts in this folder: paths, messages, the private apt configuration. Sourced, POSIX shell.
 #
 # TRUEPIN_CACHE (default: .cache in the repository) holds everything that is downloaded or built for the rig.
@@ -71,7 +72,7 @@ Acquire::Languages "none";
 APT::Sandbox::User "root";
 EOF
     export APT_CONFIG="$dir/apt.conf"
-    if ! cmp -s "$dir/sources.list.new" "$dir/sources.list" || [ -z "$(ls "$dir/lists" | grep -v partial)" ] ||
+    if ! cmp -s "$dir/sources.list.new" "$dir/sources.list" || ! ls "$dir"/lists/*Packages* >/dev/null 2>&1 ||
         [ -n "$(find "$dir/apt.updated" -mmin +720 2>/dev/null)" ]; then
         mv "$dir/sources.list.new" "$dir/sources.list"
         say "fetching package lists: $(sed -n 's/.* \([a-z-]*\) main/\1/p' "$dir/sources.list" | tr '\n' ' ')"

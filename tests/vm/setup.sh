@@ -5,6 +5,7 @@
 #    because 7.2 lacks the CPU model used here. A QEMU that is there already is taken as it is.
 # 2. Kernels: Debian's cloud kernels, of whatever suite offers the series; downloaded and unpacked, never installed.
 # Does nothing, and asks no mirror, when all is there. `REFRESH=1` looks for newer kernels.
+# shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
 # shellcheck disable=SC2046
@@ -40,9 +41,14 @@ EOF
     root=
     [ "$(id -u)" = 0 ] || root=sudo
     [ -z "$root" ] || command -v sudo >/dev/null || die "as root, please: apt-get install$missing"
-    # shellcheck disable=SC2086
-    $root env APT_CONFIG="$APT_CONFIG" DEBIAN_FRONTEND=noninteractive apt-get install -y -q \
-        --no-install-recommends ${backports:+-t $backports} $missing >"$cache/install.log" 2>&1 ||
+    {
+        status=0
+        # shellcheck disable=SC2086
+        $root env APT_CONFIG="$APT_CONFIG" DEBIAN_FRONTEND=noninteractive apt-get install -y -q \
+            --no-install-recommends ${backports:+-t $backports} $missing || status=$?
+        echo "apt-get ended with status $status"
+    } 2>&1 | tee "$cache/install.log" | sed -un '/^\(Get:\|Setting up\)/s/^/    /p'
+    grep -qx 'apt-get ended with status 0' "$cache/install.log" ||
         { tail -20 "$cache/install.log" >&2; die "installing$missing failed; all of it: $cache/install.log"; }
 fi
 

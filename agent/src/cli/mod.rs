@@ -21,6 +21,7 @@ use truepin::request::{AlignmentPolicy, Isolation};
 /// Exclusive, NUMA-aligned CPUs that the kernel enforces and eBPF proves.
 #[derive(Debug, Parser)]
 #[command(
+    name = "truepin",
     version,
     max_term_width = 100,
     after_help = "Example:\n  truepin run --cpus 4 -- ./server\n  truepin verify"

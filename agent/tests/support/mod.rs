@@ -2,6 +2,10 @@
 #![allow(dead_code, reason = "each user takes the part that it needs")]
 #![allow(clippy::unwrap_used, reason = "test code: a panic is a failure")]
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use std::{
     fs,
     io::{self, Write as _},
@@ -36,6 +40,15 @@ pub(crate) fn cgroup2() -> Option<PathBuf> {
         let (left, right) = line.split_once(" - ")?;
         right.starts_with("cgroup2 ").then(|| left.split(' ').nth(4).map(PathBuf::from))?
     })
+}
+
+/// Asks until the answer is yes; a minute, for machines that others use too.
+pub(crate) fn wait_for(what: &str, mut yes: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_mins(1);
+    while !yes() {
+        assert!(Instant::now() < until, "waited a minute for {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// A cgroup2 directory, removed when dropped.
@@ -90,10 +103,35 @@ impl Process {
         self.0.id()
     }
 
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.id().try_into().unwrap())
+    }
+
+    /// Stops it, and returns when every thread has stopped: then two clocks can be read one after the other.
+    pub(crate) fn stop(&self) {
+        kill(self.pid(), Signal::SIGSTOP).unwrap();
+        self.await_stop();
+    }
+
+    /// Returns when every thread has stopped.
+    pub(crate) fn await_stop(&self) {
+        let stopped = |task: io::Result<fs::DirEntry>| {
+            let stat = fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+            stat.rsplit_once(") ").unwrap().1.starts_with('T')
+        };
+        wait_for("a process to stop", || {
+            fs::read_dir(format!("/proc/{}/task", self.id())).unwrap().all(stopped)
+        });
+    }
+
+    /// Lets it go on.
+    pub(crate) fn go_on(&self) {
+        kill(self.pid(), Signal::SIGCONT).unwrap();
+    }
+
     /// Time that it ran on any CPU, by the scheduler's own account.
     pub(crate) fn cpu_ns(&self) -> u64 {
-        let pid = nix::unistd::Pid::from_raw(self.id().try_into().unwrap());
-        let clock = nix::time::clock_getcpuclockid(pid).unwrap();
+        let clock = nix::time::clock_getcpuclockid(self.pid()).unwrap();
         Duration::from(clock.now().unwrap()).as_nanos().try_into().unwrap()
     }
 }

@@ -48,6 +48,7 @@ pub fn truepin_json(args: &[&str]) -> anyhow::Result<(i32, Value)> {
 pub struct Agent {
     child: Child,
     arguments: Vec<String>,
+    environment: Vec<(String, String)>,
 }
 
 impl Agent {
@@ -58,12 +59,19 @@ impl Agent {
 
     /// As [`Self::start`], with more arguments, such as `["--mode", "audit"]`.
     pub fn start_with(config: &str, arguments: &[&str]) -> anyhow::Result<Self> {
+        Self::start_env(config, arguments, &[])
+    }
+
+    /// As [`Self::start_with`], with environment variables.
+    pub fn start_env(config: &str, arguments: &[&str], environment: &[(&str, &str)]) -> anyhow::Result<Self> {
         let dir = Path::new(CONFIG).parent().context("a folder for the configuration")?;
         fs::create_dir_all(dir).with_context(|| format!("mkdir {}", dir.display()))?;
         fs::write(CONFIG, config).with_context(|| format!("writing {CONFIG}"))?;
         fs::write(LOG, "").with_context(|| format!("writing {LOG}"))?;
         let arguments: Vec<String> = arguments.iter().map(|a| (*a).to_owned()).collect();
-        let mut agent = Self { child: spawn(&arguments)?, arguments };
+        let environment: Vec<(String, String)> =
+            environment.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let mut agent = Self { child: spawn(&arguments, &environment)?, arguments, environment };
         agent.answers()?;
         Ok(agent)
     }
@@ -108,7 +116,7 @@ impl Agent {
     /// Starts it again after [`Self::kill`] (or its own death) with the configuration as it is on disk now.
     pub fn start_again(&mut self) -> anyhow::Result<()> {
         anyhow::ensure!(!self.is_running(), "the agent still runs");
-        self.child = spawn(&self.arguments)?;
+        self.child = spawn(&self.arguments, &self.environment)?;
         self.answers()
     }
 
@@ -137,13 +145,14 @@ impl Drop for Agent {
     }
 }
 
-fn spawn(arguments: &[String]) -> anyhow::Result<Child> {
+fn spawn(arguments: &[String], environment: &[(String, String)]) -> anyhow::Result<Child> {
     let log =
         File::options().append(true).create(true).open(LOG).with_context(|| format!("opening {LOG}"))?;
     let errors = log.try_clone().with_context(|| format!("opening {LOG}"))?;
     Command::new(TRUEPIN)
         .arg("agent")
         .args(arguments)
+        .envs(environment.iter().map(|(k, v)| (k, v)))
         .stdin(Stdio::null())
         .stdout(log)
         .stderr(errors)

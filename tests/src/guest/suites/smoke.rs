@@ -2,6 +2,7 @@
 
 use crate::guest::{
     Cgroup, Guest, Outcome, Scenario, Style, Suite, Task, Workload, equal,
+    kmsg::KernelLog,
     machine::{self, read},
     millis, secs, skip, truepin, wait_until,
 };
@@ -19,6 +20,8 @@ pub const SUITE: Suite = Suite {
         Scenario::new("cpusets restrict tasks", cpusets),
         Scenario::new("a partition takes its CPUs from all others", partition),
         Scenario::new("workloads do what they say", workloads),
+        // It writes that line itself.
+        Scenario::new("complaints of the kernel are seen", complaints).allow(&[COMPLAINT]),
         Scenario::new("truepin runs", truepin_runs),
     ],
 };
@@ -110,6 +113,19 @@ fn workloads(_: &mut Guest) -> Outcome {
     let blink = Workload::blink(3, millis(1), millis(50)).spawn()?;
     equal("threads", blink.task().threads()?.len(), 3)?;
     anyhow::ensure!(Task(1).cgroup()? == "driver", "PID 1 is not in /driver");
+    Ok(())
+}
+
+const COMPLAINT: &str = "WARNING: written by the smoke suite";
+
+fn complaints(_: &mut Guest) -> Outcome {
+    let mut log = KernelLog::open()?;
+    let before = log.defects()?;
+    for line in [COMPLAINT, "not a complaint"] {
+        std::fs::write("/dev/kmsg", format!("<4>{line}"))?;
+    }
+    equal("new defects in the kernel log", log.defects()?, vec![COMPLAINT.to_owned()])?;
+    anyhow::ensure!(!before.iter().any(|l| l.contains(COMPLAINT)), "it was there before: {before:?}");
     Ok(())
 }
 

@@ -1,0 +1,64 @@
+# The whole interface for contributors. On a fresh Debian 12 (or newer) machine with rustup, `make demo` and
+# `make test` are one command each: every target calls what it needs of `setup`, which does nothing when all is there.
+#
+# TRUEPIN_CACHE (default: .cache here) holds what is downloaded and built beside cargo's own target folder.
+
+TRUEPIN_CACHE ?= $(CURDIR)/.cache
+PREFIX ?= /usr/local
+SYSCONFDIR ?= /etc
+DESTDIR ?=
+export TRUEPIN_CACHE
+
+sbindir = $(DESTDIR)$(PREFIX)/sbin
+unitdir = $(DESTDIR)$(PREFIX)/lib/systemd/system
+confdir = $(DESTDIR)$(SYSCONFDIR)/truepin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test vm-test bpf bench lint build install uninstall
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "make %-10s %s\n", $$1, $$2 }'
+
+setup: ## what the virtual machines need: QEMU and small tools (Debian), the kernels of tests/vm/kernels.tested
+	@tests/vm/setup.sh
+
+demo: setup ## see it work: a NUMA machine in QEMU, workloads, an intruder, a crash of the agent
+	@tests/vm/build.sh
+	@tests/vm/boot.sh -q -t 600 demo
+
+test: setup ## every test, on this machine and on real kernels in virtual machines; the last line counts them
+	@tests/run
+
+vm-test: setup ## the suites on real kernels alone; SUITE=name and ONLY=part_of_a_scenario's_name choose
+	@tests/vm/build.sh
+	@tests/vm/suites.sh $(SUITE)
+
+bpf: ## build the kernel half anew into ebpf/prebuilt (first time: minutes, for its linker)
+	@ebpf/build.sh
+
+bench: ## what a run of the kernel half costs on this machine (as root)
+	@. tests/cargo.env && cargo run --release -p truepin-agent --example switch_cost
+
+lint: ## rustfmt, clippy, licences and sources of dependencies, traces of the build machine
+	@tests/lint
+
+build: ## the static binaries that the tests use
+	@tests/build
+
+install: ## binary, unit and configuration below PREFIX (/usr/local), SYSCONFDIR (/etc) and DESTDIR
+	@built=$$(tests/build dist) && echo "install $(sbindir)/truepin" && install -D -m 755 "$$built/truepin" $(sbindir)/truepin
+	install -d $(unitdir) $(confdir)
+	sed 's|/usr/local/sbin/truepin|$(PREFIX)/sbin/truepin|g' deploy/truepin.service >$(unitdir)/truepin.service.new
+	mv $(unitdir)/truepin.service.new $(unitdir)/truepin.service
+	@if [ -e $(confdir)/config.toml ]; then echo "kept: $(confdir)/config.toml"; \
+	else echo "install -m 644 deploy/config.toml $(confdir)/config.toml"; \
+		install -m 644 deploy/config.toml $(confdir)/config.toml; fi
+	@[ -n "$(DESTDIR)" ] || ! [ -d /run/systemd/system ] || systemctl daemon-reload
+
+uninstall: ## what install put in place; an edited configuration and all state stay
+	rm -f $(sbindir)/truepin $(unitdir)/truepin.service
+	@if ! [ -e $(confdir)/config.toml ]; then :; \
+	elif cmp -s deploy/config.toml $(confdir)/config.toml; then \
+		echo "rm $(confdir)/config.toml"; rm $(confdir)/config.toml; rmdir --ignore-fail-on-non-empty $(confdir); \
+	else echo "kept, it was edited: $(confdir)/config.toml"; fi
+	@[ -n "$(DESTDIR)" ] || ! [ -d /run/systemd/system ] || systemctl daemon-reload
