@@ -79,12 +79,12 @@ struct Holder {
     owner: bool,
 }
 
-/// The partitions that the kernel honours, and the member-mode owners that ask for nothing but their own.
+/// The partitions that the kernel honours, and the member-mode owners that keep out of the pool.
 fn holders(desired: &Desired, observed: &Observed) -> Vec<Holder> {
     let holder = |(path, c): (&CgroupPath, &CgroupObserved)| {
         let files = c.cpuset.as_ref().filter(|_| !path.is_root())?;
         let owner = desired.owners.get(path);
-        let member = owner.is_some_and(|o| o.mode == Mode::Member && files.cpus.is_subset(&o.cpus));
+        let member = owner.is_some_and(|o| o.mode == Mode::Member && files.cpus.is_disjoint(&desired.pool));
         let (has, asks) = if files.is_partition() {
             let has = files.exclusive_effective.as_ref().unwrap_or(&files.effective);
             (has, files.exclusive.as_ref().unwrap_or(&files.cpus))

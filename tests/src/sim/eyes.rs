@@ -246,7 +246,7 @@ impl Eyes {
             if self.kernel.id(path) != Some(*id) {
                 continue;
             }
-            let now = self.text(path, *file);
+            let now = self.text(path, *file).split(' ').next().unwrap_or_default().to_owned();
             let up = path.parent().unwrap_or_default();
             let inherits = self.set(path, "cpuset.cpus.effective") == self.set(&up, "cpuset.cpus.effective");
             // What another manager's partition beside it holds cannot be listed without breaking that on older kernels.
