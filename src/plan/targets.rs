@@ -36,7 +36,7 @@ pub(super) fn targets(desired: &Desired, observed: &Observed) -> Targets {
         all.by_path.insert(path.clone(), aim.chain(path));
     }
     for (path, cgroup) in &observed.cgroups {
-        let ignored = desired.roles.get(path) == Some(&Role::Ignore) || desired.blocked.contains(path);
+        let ignored = desired.roles.get(path) == Some(&Role::Ignore);
         if path.is_root() || ignored || all.by_path.contains_key(path) || is_owned(desired, path) {
             continue;
         }
@@ -253,9 +253,13 @@ impl Aim<'_> {
             partition: Some(PartitionKind::Member),
             ..Target::default()
         };
-        if cgroup.populated {
+        // One that cannot be removed is in nobody's way all the same.
+        if cgroup.populated || self.desired.blocked.contains(path) {
             t.kind = TargetKind::Retired;
             t.cpus = self.pool_set();
+        } else if cgroup.cpuset.as_ref().is_some_and(|f| !f.cpus.is_disjoint(&self.held)) {
+            // Its CPUs have gone to others, and it goes last.
+            t.cpus = Some(CpuSet::new());
         }
         Some(t)
     }
@@ -340,7 +344,7 @@ impl Aim<'_> {
     /// Recorded files that no target needs any more go back to what they held, as far as no owner has it now.
     fn restore(&self, all: &mut Targets) {
         for (path, first) in &self.desired.first {
-            if self.desired.blocked.contains(path) {
+            if self.desired.blocked.contains(path) && self.desired.owners.contains_key(path) {
                 continue;
             }
             let cgroup = self.observed.cgroups.get(path).filter(|c| c.id == first.id);

@@ -135,7 +135,8 @@ impl Turn<'_> {
         if let Some((path, state)) = self.refused_partition(&plan) {
             return self.partition_refused(&path, state);
         }
-        if let Err(broken) = plan::check::check(&desired, &self.s.observed, &plan.steps) {
+        // What comes after this phase is planned anew, from what is then there.
+        if let Err(broken) = plan::check::check(&desired, &self.s.observed, plan.first_phase()) {
             let text = broken.to_string();
             self.report(FindingKind::Broken(Box::new(broken)));
             return self.finish(Err(AdmitError::Stuck(text)));

@@ -517,7 +517,9 @@ impl State {
     /// Whether kernel and table agreed when last looked; if not, the next tick should look again.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.settled && self.held_off.is_empty() && self.blocked.is_empty() && !self.is_unsaved()
+        let left_alone =
+            !self.held_off.is_empty() || !self.blocked.is_empty() || self.fights.next_thaw().is_some();
+        self.settled && !left_alone && !self.is_unsaved()
     }
 
     /// Whether the record lags behind the table.

@@ -30,11 +30,10 @@ impl Turn<'_> {
                 f.mended = Some(self.now);
             }
         }
-        if self.s.facts.cpuset {
+        self.s.writers.clear();
+        if !self.watch() {
             self.sets(true);
         }
-        self.s.writers.clear();
-        self.watch();
         if applied {
             self.sweep_tasks();
         }
@@ -54,6 +53,9 @@ impl Turn<'_> {
 
     /// Records the faults of the sets: those that a repair will end (`lasting` false) and those that stayed.
     pub(super) fn sets(&mut self, lasting: bool) {
+        if !self.s.facts.cpuset {
+            return;
+        }
         let admitting = self.admitting().filter(|_| !lasting);
         for found in sweep::sets(&self.s.desired(), &self.s.observed) {
             if Some(&found.owner) == admitting.as_ref() {
@@ -83,8 +85,9 @@ impl Turn<'_> {
         self.report(FindingKind::Set(found));
     }
 
-    /// Points the programs, the watches and the agent itself at the present table.
-    pub(super) fn watch(&mut self) {
+    /// Points the programs, the watches and the agent itself at the present table. True when epochs begin with that, and
+    /// the sets are judged when they have.
+    pub(super) fn watch(&mut self) -> bool {
         let mut watched = Vec::new();
         for (owner, a) in &self.s.assignments.owners {
             let Some(runtime) = self.s.runtime.get(owner).filter(|r| r.id.0 != 0) else { continue };
@@ -105,10 +108,12 @@ impl Turn<'_> {
             self.s.confined = pool.clone();
             self.out.push(Effect::Confine(pool));
         }
-        if watched != self.s.watched {
-            self.s.watched.clone_from(&watched);
-            self.out.push(Effect::Configure(watched));
+        if watched == self.s.watched {
+            return false;
         }
+        self.s.watched.clone_from(&watched);
+        self.out.push(Effect::Configure(watched));
+        true
     }
 
     pub(super) fn sweep_tasks(&mut self) {
@@ -195,6 +200,8 @@ impl Turn<'_> {
                 self.report(FindingKind::Probe(error));
             }
         }
+        // What is wrong with the sets from the start is wrong within the new epochs too.
+        self.sets(true);
     }
 
     pub(super) fn swept(&mut self, sweep: &TaskSweep) {
