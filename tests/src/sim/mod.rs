@@ -190,6 +190,7 @@ impl Sim {
                 return Ok(());
             }
         }
+        self.eyes.promised();
         if !self.state.is_idle() {
             self.faults.push("nothing is left to do and the state is not idle".into());
         }
