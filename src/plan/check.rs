@@ -5,7 +5,8 @@
 //! makes of them; after each one the configured sets are compared. It is a second opinion, not a model of the
 //! kernel: the fake kernel of the tests is that.
 //! Invariants checked: I1 (configured exclusive sets of owners are disjoint, no sibling's own set reaches over a
-//! partition), I2 and I4 (no owner's cgroup loses its last CPU), I3 (partitions never cover every online CPU).
+//! partition), I2 and I4 (no owner's cgroup loses its last CPU), I3 (partitions never cover every online CPU). What
+//! others had broken before the first step is not held against the plan.
 
 use super::{Desired, Planned};
 use crate::{
@@ -33,28 +34,41 @@ pub struct Broken {
 /// Runs `steps` on a copy of `observed`.
 pub fn check(desired: &Desired, observed: &Observed, steps: &[Planned]) -> Result<(), Broken> {
     let mut model = observed.clone();
-    let before = overlaps(&model);
+    // What is broken already was broken by others; the plan is there to mend it, and may take more than one step.
+    let before = (shared(desired, &model), overlaps(desired, &model), starved(desired, &model));
     for (index, Planned { step, .. }) in steps.iter().enumerate() {
         apply(&mut model, step);
         let broken = |invariant, what| Broken { index, step: step.clone(), invariant, what };
-        if let Some(what) = owners_overlap(desired, &model) {
-            return Err(broken("I1", what));
+        if let Some((a, b, cpus)) = new(shared(desired, &model), &before.0) {
+            return Err(broken("I1", format!("{a} and {b} would both have CPUs {cpus}")));
         }
-        let known = |(p, s, c): &(CgroupPath, CgroupPath, CpuSet)| {
-            before.iter().any(|(bp, bs, bc)| p == bp && s == bs && c.is_subset(bc))
-        };
-        if let Some((path, sibling, cpus)) = overlaps(&model).into_iter().find(|o| !known(o)) {
+        if let Some((path, sibling, cpus)) = new(overlaps(desired, &model), &before.1) {
             return Err(broken("I1", format!("{sibling} would reach over partition {path} on CPUs {cpus}")));
         }
         if let Some(what) = last_cpu(desired, &model, step) {
             return Err(broken("I2", what));
         }
-        let held = partitions(&model).fold(CpuSet::new(), |all, (_, s)| all.union(&claimed(s)));
-        if !model.online.is_empty() && model.online.is_subset(&held) {
-            return Err(broken("I3", format!("partitions would hold every online CPU ({held})")));
+        if starved(desired, &model) && !before.2 {
+            return Err(broken("I3", "partitions would hold every online CPU".into()));
         }
     }
     Ok(())
+}
+
+/// Two cgroups and CPUs that both have.
+type Both = (CgroupPath, CgroupPath, CpuSet);
+
+/// One of `found` that is not (part of) one `before`.
+fn new(found: Vec<Both>, before: &[Both]) -> Option<Both> {
+    let known = |(a, b, c): &Both| before.iter().any(|(x, y, z)| a == x && b == y && c.is_subset(z));
+    found.into_iter().find(|f| !known(f))
+}
+
+/// Whether owners' partitions hold every CPU that is online.
+fn starved(desired: &Desired, model: &Observed) -> bool {
+    let held = partitions(model).filter(|(p, _)| desired.owners.contains_key(*p));
+    let held = held.fold(CpuSet::new(), |all, (_, s)| all.union(&claimed(s)));
+    !model.online.is_empty() && model.online.is_subset(&held)
 }
 
 /// Applies a step to the values of the files.
@@ -129,8 +143,10 @@ fn claimed(files: &CpusetObserved) -> CpuSet {
     }
 }
 
-fn owners_overlap(desired: &Desired, model: &Observed) -> Option<String> {
+/// Owners that have CPUs in common.
+fn shared(desired: &Desired, model: &Observed) -> Vec<Both> {
     let mut seen: Vec<(&CgroupPath, CpuSet)> = Vec::new();
+    let mut found = Vec::new();
     for (path, owner) in &desired.owners {
         let Some(files) = model.cpuset(path) else { continue };
         let claim = if files.is_partition() {
@@ -140,22 +156,29 @@ fn owners_overlap(desired: &Desired, model: &Observed) -> Option<String> {
         } else {
             continue; // not exclusive yet
         };
-        if let Some((other, cpus)) = seen.iter().find(|(_, c)| !c.is_disjoint(&claim)) {
-            return Some(format!("{other} ({cpus}) and {path} ({claim}) overlap"));
+        for (other, theirs) in &seen {
+            let both = theirs.intersection(&claim);
+            if !both.is_empty() {
+                found.push(((*other).clone(), path.clone(), both));
+            }
         }
         seen.push((path, claim));
     }
-    None
+    found
 }
 
-/// Siblings whose own `cpuset.cpus` reaches over a partition.
-fn overlaps(model: &Observed) -> Vec<(CgroupPath, CgroupPath, CpuSet)> {
+/// Siblings whose own `cpuset.cpus` reaches over an owner's partition. One that is in a fight is left as it is, and the kernel
+/// says what comes of it.
+fn overlaps(desired: &Desired, model: &Observed) -> Vec<Both> {
     let mut found = Vec::new();
-    for (path, files) in partitions(model) {
+    for (path, files) in partitions(model).filter(|(p, _)| desired.owners.contains_key(*p)) {
         let Some(parent) = path.parent() else { continue };
         let claim = claimed(files);
         for (sibling, c) in model.children(&parent) {
             let Some(s) = c.cpuset.as_ref().filter(|_| sibling != path) else { continue };
+            if desired.frozen.contains(&(sibling.clone(), CpusetFile::Cpus)) {
+                continue;
+            }
             let over = s.cpus.intersection(&claim);
             // Between two partitions the explicit exclusive sets decide, and `owners_overlap` looks at those.
             if !over.is_empty() && !s.is_partition() {
@@ -170,13 +193,15 @@ fn last_cpu(desired: &Desired, model: &Observed, step: &Step) -> Option<String> 
     let Step::Write { path, file, new: Value::Cpus(new), .. } = step else { return None };
     let files = model.cpuset(path)?;
     let owner = desired.owners.contains_key(path);
+    let member = desired.owners.get(path).is_some_and(|o| o.mode == Mode::Member);
     match file {
         CpusetFile::Exclusive if new.is_empty() && files.is_partition() => {
             Some(format!("partition {path} would be left without CPUs"))
         }
-        CpusetFile::Cpus if new.is_empty() && owner => Some(format!("owner {path} would inherit every CPU")),
-        CpusetFile::Cpus if !new.is_empty() && new.is_disjoint(&model.online) => {
-            Some(format!("{path} would have no online CPU of its own ({new})"))
+        CpusetFile::Cpus if new.is_empty() && member => Some(format!("owner {path} would inherit every CPU")),
+        // Anybody else may have listed CPUs that are offline now; the kernel gives them what their parent has.
+        CpusetFile::Cpus if owner && !new.is_empty() && new.is_disjoint(&model.online) => {
+            Some(format!("owner {path} would have no online CPU of its own ({new})"))
         }
         _ => None,
     }

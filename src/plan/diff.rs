@@ -19,13 +19,20 @@ pub fn diff(desired: &Desired, observed: &Observed) -> Plan {
     let Targets { by_path, problems, stale_first } = targets(desired, observed);
     let mut d =
         Diff { desired, observed, plan: Plan { problems, ..Plan::default() }, unready: BTreeSet::new() };
+    for path in by_path.keys() {
+        d.judge_owner(path);
+    }
     for (path, target) in &by_path {
         d.prepare(path, target);
     }
     for (path, target) in &by_path {
-        if d.skip(path) {
+        if target.kind == TargetKind::Remove {
+            d.push(Phase::Remove, Step::Remove(path.clone()));
+        }
+        if d.skip(path) || !d.will_have_files(path) {
             continue;
         }
+        d.record(path, target);
         let files = d.files(path);
         match target.kind {
             TargetKind::Owner => d.owner(path, target, &files),
@@ -76,6 +83,17 @@ impl Diff<'_> {
         self.observed.cgroups.get(path)
     }
 
+    /// Whether there are files to write when the plan comes to it. A cgroup of somebody else that is not there is not
+    /// ours to make, and for the shared pool alone no controller is enabled.
+    fn will_have_files(&self, path: &CgroupPath) -> bool {
+        let planned = |step: &Step| self.plan.steps.iter().any(|p| p.step == *step);
+        let enabled = || path.parent().is_some_and(|up| planned(&Step::Enable(up)));
+        match self.observed(path) {
+            Some(cgroup) => cgroup.cpuset.is_some() || enabled(),
+            None => planned(&Step::Create(path.clone())),
+        }
+    }
+
     /// The files as observed, or as they will be when the cgroup has just been made.
     fn files(&self, path: &CgroupPath) -> CpusetObserved {
         self.observed.cpuset(path).cloned().unwrap_or_else(|| CpusetObserved {
@@ -90,78 +108,62 @@ impl Diff<'_> {
         self.unready.contains(path)
     }
 
-    fn write(
-        &mut self,
-        phase: Phase,
-        path: &CgroupPath,
-        target: &Target,
-        file: CpusetFile,
-        old: String,
-        new: Value,
-    ) {
+    fn write(&mut self, phase: Phase, path: &CgroupPath, file: CpusetFile, old: String, new: Value) {
         if self.desired.frozen.contains(&(path.clone(), file)) {
             return;
-        }
-        if !target.ours
-            && let Some(cgroup) = self.observed(path)
-        {
-            let first = self.desired.first.get(path).filter(|f| f.id == cgroup.id);
-            let known = first.is_some_and(|f| f.files.contains_key(&file))
-                || self.plan.unrecorded.iter().any(|u| u.path == *path && u.file == file);
-            if !known {
-                let id = cgroup.id;
-                let value = match (file, old.split_once(' ')) {
-                    // An invalid state cannot be written back; the kind can.
-                    (CpusetFile::Partition, Some((kind, _))) => kind.to_owned(),
-                    _ => old.clone(),
-                };
-                self.plan.unrecorded.push(Unrecorded { path: path.clone(), id, file, value });
-            }
         }
         self.push(phase, Step::Write { path: path.clone(), file, old, new });
     }
 
-    fn write_cpus(&mut self, phase: Phase, path: &CgroupPath, target: &Target, old: &CpuSet, new: CpuSet) {
-        if *old != new {
-            self.write(phase, path, target, CpusetFile::Cpus, old.to_string(), Value::Cpus(new));
+    /// What the files of somebody else's cgroup hold when they begin to matter, whether they are to be written now or
+    /// only when a third party has changed them: that change is not what is to be put back one day.
+    fn record(&mut self, path: &CgroupPath, target: &Target) {
+        let Some(cgroup) = self.observed(path).filter(|_| !target.ours) else { return };
+        let (id, files) = (cgroup.id, self.files(path));
+        let known = self.desired.first.get(path).filter(|f| f.id == id);
+        for file in &target.governed {
+            if known.is_some_and(|f| f.files.contains_key(file)) {
+                continue;
+            }
+            let value = match file {
+                CpusetFile::Cpus => files.cpus.to_string(),
+                CpusetFile::Exclusive => {
+                    files.exclusive.as_ref().map(ToString::to_string).unwrap_or_default()
+                }
+                // An invalid state cannot be written back; the kind can.
+                CpusetFile::Partition => {
+                    files.partition.as_ref().map_or(PartitionKind::Member, |p| p.kind).to_string()
+                }
+            };
+            self.plan.unrecorded.push(Unrecorded { path: path.clone(), id, file: *file, value });
         }
     }
 
-    fn write_exclusive(
-        &mut self,
-        phase: Phase,
-        path: &CgroupPath,
-        target: &Target,
-        old: &CpuSet,
-        new: CpuSet,
-    ) {
+    fn write_cpus(&mut self, phase: Phase, path: &CgroupPath, old: &CpuSet, new: CpuSet) {
         if *old != new {
-            self.write(phase, path, target, CpusetFile::Exclusive, old.to_string(), Value::Cpus(new));
+            self.write(phase, path, CpusetFile::Cpus, old.to_string(), Value::Cpus(new));
         }
     }
 
-    fn write_partition(
-        &mut self,
-        phase: Phase,
-        path: &CgroupPath,
-        target: &Target,
-        old: &PartitionState,
-        new: PartitionKind,
-    ) {
-        self.write(phase, path, target, CpusetFile::Partition, old.to_string(), Value::Partition(new));
+    fn write_exclusive(&mut self, phase: Phase, path: &CgroupPath, old: &CpuSet, new: CpuSet) {
+        if *old != new {
+            self.write(phase, path, CpusetFile::Exclusive, old.to_string(), Value::Cpus(new));
+        }
     }
 
-    /// mkdir and `+cpuset`; reports what cannot be prepared.
+    fn write_partition(&mut self, phase: Phase, path: &CgroupPath, old: &PartitionState, new: PartitionKind) {
+        self.write(phase, path, CpusetFile::Partition, old.to_string(), Value::Partition(new));
+    }
+
+    /// mkdir and `+cpuset`.
     fn prepare(&mut self, path: &CgroupPath, target: &Target) {
-        if target.kind == TargetKind::Owner {
-            self.prepare_owner(path);
-        }
         let needed = target.kind == TargetKind::Chain || target.kind == TargetKind::Owner;
         if !needed || self.skip(path) {
             return;
         }
-        // The slice outlives its owners; without any it needs nothing.
-        if target.kind == TargetKind::Chain && !self.desired.owners.keys().any(|o| o.is_within(path)) {
+        // The slice outlives its owners; without any, or with none that can be worked on, it needs nothing.
+        let served = |o: &CgroupPath| o.is_within(path) && !self.skip(o) && !self.desired.blocked.contains(o);
+        if target.kind == TargetKind::Chain && !self.desired.owners.keys().any(served) {
             return;
         }
         match self.observed(path) {
@@ -177,7 +179,8 @@ impl Diff<'_> {
         }
     }
 
-    fn prepare_owner(&mut self, path: &CgroupPath) {
+    /// Reports what keeps an owner's cgroup from being worked on.
+    fn judge_owner(&mut self, path: &CgroupPath) {
         let Some(owner) = self.desired.owners.get(path) else { return };
         let mut problems = Vec::new();
         match self.observed(path) {
@@ -196,6 +199,10 @@ impl Diff<'_> {
                 && !c.enables_cpuset
             {
                 problems.push(Problem::Populated { path: up.clone() });
+            }
+            let state = self.observed.cpuset(up).and_then(|c| c.partition.as_ref());
+            if !up.is_within(&self.desired.slice) && state.is_some_and(|s| s.kind != PartitionKind::Member) {
+                problems.push(Problem::InsidePartition { owner: owner.owner.clone(), path: up.clone() });
             }
         }
         if owner.cpus.is_disjoint(&self.observed.online) {
@@ -223,19 +230,17 @@ impl Diff<'_> {
         let mut state = now.clone();
 
         // Giving away. A partition that must end, is invalid, or would shrink to nothing becomes a member first.
-        let keep = exclusive_now.intersection(&owner.cpus);
+        let keep = exclusive_now.intersection(t.exclusive.as_ref().unwrap_or(&exclusive_now));
         let vanishes = want != PartitionKind::Member && keep.is_empty();
         let wrong = owner.mode == Mode::Partition && self.sets_wrong(path, &owner.cpus, files);
         let reset = now.kind != PartitionKind::Member
             && (want == PartitionKind::Member || now.invalid.is_some() || vanishes || wrong);
         if reset {
-            self.write_partition(Phase::ShrinkExclusive, path, t, &now, PartitionKind::Member);
+            self.write_partition(Phase::ShrinkExclusive, path, &now, PartitionKind::Member);
             state = PartitionState::valid(PartitionKind::Member);
         }
-        if t.exclusive.is_some() && exclusive.is_some() && keep != exclusive_now {
-            let keep =
-                if want == PartitionKind::Member { t.exclusive.clone().unwrap_or_default() } else { keep };
-            self.write_exclusive(Phase::ShrinkExclusive, path, t, &exclusive_now, keep.clone());
+        if exclusive.is_some() && !(keep.is_empty() && self.stays_partition(path, &now)) {
+            self.write_exclusive(Phase::ShrinkExclusive, path, &exclusive_now, keep.clone());
             exclusive_now = keep;
         }
         if let Some(target) = &t.cpus {
@@ -246,23 +251,45 @@ impl Diff<'_> {
             } else if !keep.is_empty() {
                 keep
             } else if !lost.is_disjoint(&others) {
-                // Everything goes to others before anything is taken: wait in the pool.
-                self.desired.pool.clone()
+                // Everything goes to others before anything is taken: on what nobody has yet, else in the pool.
+                let free = target.difference(&self.held_by_others(path));
+                if free.is_empty() { self.desired.pool.clone() } else { free }
             } else {
                 cpus_now.clone()
             };
-            self.write_cpus(Phase::ShrinkExclusive, path, t, &cpus_now, next.clone());
+            self.write_cpus(Phase::ShrinkExclusive, path, &cpus_now, next.clone());
             cpus_now = next;
-            self.write_cpus(Phase::GrowExclusive, path, t, &cpus_now, target.clone());
+            self.write_cpus(Phase::GrowExclusive, path, &cpus_now, target.clone());
         }
         if exclusive.is_some()
             && let Some(target) = &t.exclusive
         {
-            self.write_exclusive(Phase::GrowExclusive, path, t, &exclusive_now, target.clone());
+            self.write_exclusive(Phase::GrowExclusive, path, &exclusive_now, target.clone());
         }
         if want != PartitionKind::Member && (state.kind != want || state.invalid.is_some()) {
-            self.write_partition(Phase::SetPartition, path, t, &state, want);
+            self.write_partition(Phase::SetPartition, path, &state, want);
         }
+    }
+
+    /// What other owners, and partitions beside this cgroup, have at this moment.
+    fn held_by_others(&self, path: &CgroupPath) -> CpuSet {
+        let has = |(p, o): (&CgroupPath, &super::OwnerCgroup)| {
+            let files = self.observed.cpuset(p).filter(|_| p != path)?;
+            match &files.exclusive_effective {
+                Some(granted) if files.is_partition() => Some(granted.clone()),
+                _ if files.is_partition() => Some(files.effective.clone()),
+                _ if o.mode == Mode::Member => Some(files.cpus.clone()),
+                _ => None,
+            }
+        };
+        let owners = self.desired.owners.iter().filter_map(has);
+        owners.fold(held_beside(path, self.observed), |all, s| all.union(&s))
+    }
+
+    /// Whether this is a partition and must stay one, because its state is in a fight (I8): then its set cannot become
+    /// empty either.
+    fn stays_partition(&self, path: &CgroupPath, now: &PartitionState) -> bool {
+        now.is_partition() && self.desired.frozen.contains(&(path.clone(), CpusetFile::Partition))
     }
 
     /// The state line can lie (after hotplug; a nested child of an invalid parent). Judged only when our own files
@@ -272,31 +299,57 @@ impl Diff<'_> {
             return false;
         }
         let mine = cpus.intersection(&self.observed.online);
-        files.effective != mine || !overlapping(self.observed, path, &mine).is_empty()
+        // Partitions that the owner makes of its own children take their CPUs from its own set.
+        let inside = self.observed.children(path).filter_map(|(_, c)| c.cpuset.as_ref());
+        let inside =
+            inside.filter(|s| s.is_partition()).fold(CpuSet::new(), |all, s| all.union(&s.effective));
+        files.effective.union(&inside) != mine || !overlapping(self.observed, path, &mine).is_empty()
     }
 
     fn chain(&mut self, path: &CgroupPath, t: &Target, files: &CpusetObserved) {
+        if let (Some(want), Some(now)) = (t.partition, &files.partition)
+            && now.kind != want
+        {
+            // Before anything below: a child that ends as a partition below one may be left without CPUs.
+            self.write_partition(Phase::Prepare, path, now, want);
+        }
         if let (Some(target), Some(now)) = (&t.exclusive, &files.exclusive) {
             let keep = now.intersection(target);
-            self.write_exclusive(Phase::ShrinkExclusive, path, t, now, keep.clone());
-            self.write_exclusive(Phase::GrowExclusive, path, t, &keep, target.clone());
+            self.write_exclusive(Phase::ShrinkExclusive, path, now, keep.clone());
+            self.write_exclusive(Phase::GrowExclusive, path, &keep, target.clone());
         }
         self.pool_cpus(path, t, files);
     }
 
     fn shared(&mut self, path: &CgroupPath, t: &Target, files: &CpusetObserved) {
         let now = files.partition.clone().unwrap_or_else(|| PartitionState::valid(PartitionKind::Member));
-        if let Some(want) = t.partition
-            && (now.kind != want || now.invalid.is_some())
+        let differs = t.cpus.as_ref().is_some_and(|c| *c != files.cpus)
+            || t.exclusive.as_ref().is_some_and(|e| Some(e) != files.exclusive.as_ref());
+        if let Some(want) = t.partition {
+            // One that becomes again what it was ends first, so that its sets change while nothing depends on them.
+            // Whether it then is valid is between its manager and the kernel.
+            let ends = now.kind != PartitionKind::Member && (now.kind != want || differs);
+            if ends {
+                self.write_partition(Phase::ShrinkExclusive, path, &now, PartitionKind::Member);
+            }
+            if want != PartitionKind::Member && (ends || now.kind != want) {
+                let old = PartitionState::valid(PartitionKind::Member);
+                self.write_partition(Phase::SetPartition, path, &old, want);
+            }
+        }
+        if let (Some(target), Some(exclusive)) = (&t.exclusive, &files.exclusive)
+            && !(target.is_empty() && self.stays_partition(path, &now))
         {
-            self.write_partition(Phase::ShrinkExclusive, path, t, &now, want);
+            let keep = exclusive.intersection(target);
+            self.write_exclusive(Phase::ShrinkExclusive, path, exclusive, keep.clone());
+            self.write_exclusive(Phase::GrowExclusive, path, &keep, target.clone());
         }
-        if let (Some(target), Some(now)) = (&t.exclusive, &files.exclusive) {
-            self.write_exclusive(Phase::ShrinkExclusive, path, t, now, target.clone());
-        }
-        if t.kind == TargetKind::Remove {
-            self.push(Phase::Remove, Step::Remove(path.clone()));
-        } else {
+        // The kernel reserves deadline bandwidth for a partition on its `cpuset.cpus` and may refuse to shrink it
+        // (EBUSY): the list waits until the partition has ended, and its last CPUs are its tasks' until then.
+        let ending = now.is_partition()
+            && t.partition == Some(PartitionKind::Member)
+            && !self.stays_partition(path, &now);
+        if t.kind != TargetKind::Remove && !ending {
             self.pool_cpus(path, t, files);
         }
     }
@@ -309,23 +362,23 @@ impl Diff<'_> {
             return;
         }
         if target.is_empty() {
-            return self.write_cpus(Phase::GrowPool, path, t, now, target.clone());
+            return self.write_cpus(Phase::GrowPool, path, now, target.clone());
         }
         let held = held_beside(path, self.observed);
         let grown = if now.is_empty() { now.clone() } else { now.union(&target.difference(&held)) };
-        self.write_cpus(Phase::GrowPool, path, t, now, grown.clone());
+        self.write_cpus(Phase::GrowPool, path, now, grown.clone());
         // What a partition still holds comes with the next plan, when the partition has let go.
         let rest = target.difference(&held);
         if !grown.is_subset(target) || grown.is_empty() {
             let next = if rest.is_empty() { target.clone() } else { rest };
-            self.write_cpus(Phase::ShrinkPool, path, t, &grown, next);
+            self.write_cpus(Phase::ShrinkPool, path, &grown, next);
         }
     }
 
     fn enter(&mut self) {
         let desired = self.desired;
         for (path, pid) in &desired.entering {
-            if self.skip(path) || !desired.owners.contains_key(path) {
+            if self.skip(path) || desired.blocked.contains(path) || !desired.owners.contains_key(path) {
                 continue;
             }
             self.push(Phase::Enter, Step::Enter { path: path.clone(), pid: *pid });
@@ -341,11 +394,13 @@ impl Diff<'_> {
                 continue;
             };
             let pending = self.plan.steps.iter().any(|s| s.step.path() == path);
-            let needed = targets.get(path).is_some_and(|t| t.kind != TargetKind::Pool);
+            let needed = targets.get(path).is_some_and(|t| !t.governed.is_empty());
             let back = first.files.iter().all(|(file, text)| match file {
                 CpusetFile::Cpus => text.parse::<CpuSet>().is_ok_and(|s| s == files.cpus),
                 CpusetFile::Exclusive => text.parse::<CpuSet>().ok() == files.exclusive,
-                CpusetFile::Partition => files.partition.as_ref().is_some_and(|p| p.to_string() == *text),
+                CpusetFile::Partition => {
+                    files.partition.as_ref().is_some_and(|p| p.kind.to_string() == *text)
+                }
             });
             if back && !pending && !needed {
                 self.plan.settled.push(path.clone());

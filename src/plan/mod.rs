@@ -8,7 +8,7 @@
 //!
 //! | phase | what | why there |
 //! | --- | --- | --- |
-//! | prepare | mkdir, `+cpuset` from the root down | the files do not exist before |
+//! | prepare | mkdir, `+cpuset`, `member` on the slice, from the root down | the files do not exist before; below a partition everything is different |
 //! | grow-pool | shared cgroups gain CPUs that no partition beside them holds | tasks that lose CPUs have somewhere to go (I4) |
 //! | shrink-exclusive | owners give CPUs away, leaves before ancestors; never to nothing: to `member` and the pool | the kernel refuses a set that a sibling still holds (I1) |
 //! | shrink-pool | shared cgroups drop the CPUs about to be taken | until 6.18 an overlapping sibling invalidates a partition |
@@ -26,6 +26,7 @@ mod targets;
 
 pub use diff::diff;
 pub(crate) use diff::overlapping;
+pub(crate) use targets::foreign;
 
 use crate::{
     assignments::{Assignments, FirstValues, Mode},
@@ -73,7 +74,8 @@ pub struct Desired {
     pub owners: BTreeMap<CgroupPath, OwnerCgroup>,
     /// CPUs of everybody else.
     pub pool: CpuSet,
-    /// Whether the pool's cgroups are written: with a member-mode owner, or under strict reservation.
+    /// Whether the pool's cgroups are written: with a member-mode owner, or with any under strict reservation. With none
+    /// nothing of anybody is written, so that a release of all leaves everything as it was found, over restarts too.
     pub pool_written: bool,
     /// Configured roles.
     pub roles: BTreeMap<CgroupPath, Role>,
@@ -81,6 +83,9 @@ pub struct Desired {
     pub first: FirstValues,
     /// Files that are in a fight and are left alone (I8).
     pub frozen: BTreeSet<(CgroupPath, CpusetFile)>,
+    /// Cgroups on which nothing is tried at present: owners about to leave the table, directories that cannot be made
+    /// or removed.
+    pub blocked: BTreeSet<CgroupPath>,
     /// Processes to put into owners' cgroups, once.
     pub entering: Vec<(CgroupPath, u32)>,
     /// Whether this kernel was seen to refuse an empty `cpuset.cpus` on a populated cgroup (`ENOSPC`, up to 6.18).
@@ -110,7 +115,8 @@ impl Desired {
         Self {
             slice: slice.clone(),
             pool: assignments.shared_pool(online),
-            pool_written: member || (assignments.strict_reserved && !assignments.reserved.is_empty()),
+            pool_written: member
+                || !owners.is_empty() && assignments.strict_reserved && !assignments.reserved.is_empty(),
             owners,
             ..Self::default()
         }
@@ -196,6 +202,18 @@ pub enum Problem {
         /// Our owner.
         owner: Owner,
     },
+    /// An ancestor of an owner's cgroup is a partition of another manager, valid or not: what it holds and what may
+    /// be had below it is that manager's to say.
+    #[error("cgroup {path}, above that of {owner}, is a partition of another manager")]
+    InsidePartition {
+        /// The owner.
+        owner: Owner,
+        /// The partition above.
+        path: CgroupPath,
+    },
+    /// The owners hold every CPU that is online.
+    #[error("no CPU that is online is left for the shared pool; its cgroups are left as they are")]
+    PoolEmpty,
     /// None of the owner's CPUs is online.
     #[error("all CPUs ({cpus}) of {owner} are offline")]
     Offline {
@@ -251,6 +269,8 @@ struct Target {
     kind: TargetKind,
     /// Made by truepin: no first values.
     ours: bool,
+    /// Files that owners need as they are here; the others are only to be put back.
+    governed: Vec<CpusetFile>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

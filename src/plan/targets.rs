@@ -22,7 +22,12 @@ pub(super) fn targets(desired: &Desired, observed: &Observed) -> Targets {
         desired.owners.keys().flat_map(CgroupPath::ancestors).filter(|p| !p.is_root()).collect();
     let mut all = Targets { by_path: BTreeMap::new(), problems: Vec::new(), stale_first: Vec::new() };
     for (path, owner) in &desired.owners {
-        all.by_path.insert(path.clone(), owner_target(desired, observed, path, owner));
+        if !desired.blocked.contains(path) {
+            all.by_path.insert(path.clone(), owner_target(desired, observed, path, owner));
+        }
+    }
+    if desired.pool.is_empty() && !desired.owners.is_empty() {
+        all.problems.push(Problem::PoolEmpty);
     }
     for path in &chain {
         all.by_path.insert(path.clone(), chain_target(desired, observed, path));
@@ -34,7 +39,8 @@ pub(super) fn targets(desired: &Desired, observed: &Observed) -> Targets {
         let beside_owner = path.parent().is_some_and(|up| up.is_root() || chain.contains(&up));
         let in_slice = path.is_within(&desired.slice);
         let inside_owner = desired.owners.keys().any(|o| path.is_within(o));
-        if inside_owner || desired.roles.get(path) == Some(&Role::Ignore) {
+        let blocked = desired.blocked.contains(path);
+        if inside_owner || blocked || desired.roles.get(path) == Some(&Role::Ignore) {
             continue;
         }
         let target = if in_slice {
@@ -48,6 +54,10 @@ pub(super) fn targets(desired: &Desired, observed: &Observed) -> Targets {
             all.by_path.insert(path.clone(), t);
         }
     }
+    for t in all.by_path.values_mut() {
+        let some = [t.cpus.is_some(), t.exclusive.is_some(), t.partition.is_some()];
+        t.governed = CpusetFile::ALL.into_iter().zip(some).filter(|(_, s)| *s).map(|(f, _)| f).collect();
+    }
     restore(desired, observed, &mut all);
     all
 }
@@ -58,6 +68,10 @@ fn union<'a>(owners: impl Iterator<Item = &'a OwnerCgroup>) -> CpuSet {
 
 fn below<'a>(desired: &'a Desired, path: &'a CgroupPath) -> impl Iterator<Item = &'a OwnerCgroup> {
     desired.owners.iter().filter(move |(p, _)| p.is_within(path)).map(|(_, o)| o)
+}
+
+fn outside<'a>(desired: &'a Desired, path: &'a CgroupPath) -> impl Iterator<Item = &'a OwnerCgroup> {
+    desired.owners.iter().filter(move |(p, _)| !p.is_within(path)).map(|(_, o)| o)
 }
 
 fn partition_cpus(desired: &Desired) -> CpuSet {
@@ -91,13 +105,7 @@ fn owner_target(desired: &Desired, observed: &Observed, path: &CgroupPath, owner
             if owner.created {
                 t.cpus = Some(owner.cpus.clone());
             } else if let Some((cgroup, files)) = cgroup.and_then(|c| Some((c, c.cpuset.as_ref()?))) {
-                // Theirs to choose, unless it reaches over another owner's CPUs: that would invalidate a sibling.
-                let others = union(desired.owners.values()).difference(&owner.cpus);
-                let base = first_cpus(desired, path, cgroup, CpusetFile::Cpus, &files.cpus);
-                if !base.is_disjoint(&others) {
-                    let rest = base.difference(&others);
-                    t.cpus = Some(if rest.is_empty() { owner.cpus.clone() } else { rest });
-                }
+                t.cpus = beside_partition(desired, path, owner, cgroup, files);
             }
         }
         Mode::Member => {
@@ -110,6 +118,33 @@ fn owner_target(desired: &Desired, observed: &Observed, path: &CgroupPath, owner
     t
 }
 
+/// The `cpuset.cpus` of an owner's partition in a cgroup that somebody else made. Theirs to choose while the partition
+/// stands, because `cpuset.cpus.exclusive` decides; but it counts before, and whenever the partition is lost. So it
+/// never reaches over another owner's CPUs, and where the pool is written it says something: an empty list inherits
+/// everything, members' CPUs included.
+fn beside_partition(
+    desired: &Desired,
+    path: &CgroupPath,
+    owner: &OwnerCgroup,
+    cgroup: &CgroupObserved,
+    files: &CpusetObserved,
+) -> Option<CpuSet> {
+    let others = union(desired.owners.values()).difference(&owner.cpus);
+    let now = &files.cpus;
+    let reaches = if now.is_empty() { desired.pool_written } else { !now.is_disjoint(&others) };
+    if !reaches {
+        // Written once, it stays as it is until the owner goes.
+        return recorded(desired, path, cgroup, CpusetFile::Cpus).then(|| now.clone());
+    }
+    let base = first_cpus(desired, path, cgroup, CpusetFile::Cpus, now);
+    let rest = base.difference(&others);
+    Some(match (base.is_empty(), rest.is_empty()) {
+        (true, _) => desired.pool.union(&owner.cpus),
+        (false, true) => owner.cpus.clone(),
+        (false, false) => rest,
+    })
+}
+
 fn chain_target(desired: &Desired, observed: &Observed, path: &CgroupPath) -> Target {
     let ours = path.is_within(&desired.slice);
     let mut t = Target { kind: TargetKind::Chain, ours, ..Target::default() };
@@ -119,21 +154,39 @@ fn chain_target(desired: &Desired, observed: &Observed, path: &CgroupPath) -> Ta
         t.exclusive = Some(partitions);
         return t;
     };
+    if ours {
+        t.partition = Some(PartitionKind::Member);
+    } else if !is_member(files) {
+        return t; // another manager's partition: a problem, and not ours to touch
+    }
     if let Some(now) = &files.exclusive {
         let base =
             if ours { CpuSet::new() } else { first_cpus(desired, path, cgroup, CpusetFile::Exclusive, now) };
         t.exclusive = Some(base.union(&partitions));
     }
-    if desired.pool_written && !ours {
-        t.cpus = Some(desired.pool.union(&all_below));
-    } else if ours {
-        // Inheriting is best; if somebody narrowed it, it must at least hold what lies below.
-        let needed = all_below.union(&desired.pool);
-        if !files.cpus.is_empty() && !all_below.is_subset(&files.cpus) {
-            t.cpus = Some(files.cpus.union(&needed));
+    // What lies beside a partition must not reach over it.
+    let beside = union(outside(desired, path).filter(|o| o.mode == Mode::Partition));
+    let now = &files.cpus;
+    if ours {
+        // Inheriting is best. Where the kernel refuses that, everything but what others beside have is the same.
+        let refused = desired.empty_refused && cgroup.populated;
+        let all = observed.online.difference(&union(outside(desired, path)));
+        t.cpus = (!now.is_empty()).then(|| if refused { all } else { CpuSet::new() });
+    } else if desired.pool_written {
+        t.cpus = Some(desired.pool.union(&all_below)).filter(|_| !desired.pool.is_empty());
+    } else {
+        let base = first_cpus(desired, path, cgroup, CpusetFile::Cpus, now);
+        if !base.is_empty() && !(base.is_disjoint(&beside) && now.is_disjoint(&beside)) {
+            let rest = base.difference(&beside);
+            t.cpus = Some(if rest.is_disjoint(&observed.online) { desired.pool.clone() } else { rest })
+                .filter(|p| !p.is_empty());
         }
     }
     t
+}
+
+fn is_member(files: &CpusetObserved) -> bool {
+    files.partition.as_ref().is_none_or(|p| p.kind == PartitionKind::Member)
 }
 
 /// A cgroup in truepin's slice that no owner has.
@@ -143,6 +196,7 @@ fn slice_target(desired: &Desired, path: &CgroupPath, cgroup: &CgroupObserved) -
             kind: TargetKind::Chain,
             ours: true,
             exclusive: Some(CpuSet::new()),
+            partition: Some(PartitionKind::Member),
             ..Target::default()
         };
         if desired.teardown && !cgroup.populated {
@@ -159,11 +213,11 @@ fn slice_target(desired: &Desired, path: &CgroupPath, cgroup: &CgroupObserved) -
         ours: true,
         exclusive: Some(CpuSet::new()),
         partition: Some(PartitionKind::Member),
-        cpus: None,
+        ..Target::default()
     };
     if cgroup.populated {
         t.kind = TargetKind::Retired;
-        t.cpus = Some(desired.pool.clone());
+        t.cpus = Some(desired.pool.clone()).filter(|p| !p.is_empty());
     }
     Some(t)
 }
@@ -177,29 +231,50 @@ fn pool_target(
 ) -> Option<Target> {
     let files = cgroup.cpuset.as_ref()?;
     let mut t = Target { kind: TargetKind::Pool, ..Target::default() };
-    if files.is_partition() {
-        // A released owner's partition is put back by `restore`; another manager's is not ours to touch.
-        if !recorded(desired, path, cgroup, CpusetFile::Partition) {
-            foreign_partition(desired, path, files, problems);
+    let base = first_cpus(desired, path, cgroup, CpusetFile::Cpus, &files.cpus);
+    let taken = partition_cpus(desired);
+    if recorded(desired, path, cgroup, CpusetFile::Partition) {
+        if first_kind(desired, path, cgroup, files) != Some(PartitionKind::Member) {
+            return None; // it was a partition and becomes one again: `restore` does all of it
         }
+    } else if !is_member(files) {
+        foreign_partition(desired, path, files, problems);
         return None;
     }
     if desired.pool_written {
-        t.cpus = Some(desired.pool.clone());
+        t.cpus = Some(desired.pool.clone()).filter(|p| !p.is_empty());
         return Some(t);
     }
-    let partitions = partition_cpus(desired);
-    let base = first_cpus(desired, path, cgroup, CpusetFile::Cpus, &files.cpus);
     if base.is_empty() {
         return None;
     }
-    let rest = base.difference(&partitions);
-    let overlaps = !base.is_disjoint(&partitions);
-    if !overlaps && files.cpus.is_disjoint(&partitions) {
+    let rest = base.difference(&taken);
+    if base.is_disjoint(&taken) && files.cpus.is_disjoint(&taken) {
         return None; // as it was, or `restore` brings it back
     }
-    t.cpus = Some(if rest.is_disjoint(&observed.online) { desired.pool.clone() } else { rest });
+    t.cpus = Some(if rest.is_disjoint(&observed.online) { desired.pool.clone() } else { rest })
+        .filter(|p| !p.is_empty());
     Some(t)
+}
+
+/// What another manager's partition has or would have. One that is invalid counts too: given fewer CPUs it could
+/// become valid, and it stands in the way of a partition beside it.
+fn claim_of(files: &CpusetObserved) -> CpuSet {
+    match &files.exclusive_effective {
+        Some(granted) if files.is_partition() => granted.clone(),
+        _ => files.effective.union(&files.cpus),
+    }
+}
+
+/// CPUs of other managers' partitions among what was read: not to be handed out.
+pub(crate) fn foreign(desired: &Desired, observed: &Observed) -> CpuSet {
+    let theirs = |(path, c): (&CgroupPath, &CgroupObserved)| {
+        let ours = path.is_within(&desired.slice)
+            || desired.owners.keys().any(|o| path.is_within(o))
+            || recorded(desired, path, c, CpusetFile::Partition);
+        c.cpuset.as_ref().filter(|s| !ours && !is_member(s)).map(claim_of)
+    };
+    observed.cgroups.iter().filter_map(theirs).fold(CpuSet::new(), |all, s| all.union(&s))
 }
 
 fn foreign_partition(
@@ -208,7 +283,7 @@ fn foreign_partition(
     files: &CpusetObserved,
     problems: &mut Vec<Problem>,
 ) {
-    let theirs = files.exclusive_effective.as_ref().unwrap_or(&files.effective);
+    let theirs = &claim_of(files);
     for owner in desired.owners.values() {
         let cpus = owner.cpus.intersection(theirs);
         if !cpus.is_empty() {
@@ -217,14 +292,42 @@ fn foreign_partition(
     }
 }
 
-/// Recorded files that no target needs any more go back to what they held.
+/// The kind of partition that the cgroup was, if its claim of then is free now; else member for the time being.
+fn first_kind(
+    desired: &Desired,
+    path: &CgroupPath,
+    cgroup: &CgroupObserved,
+    files: &CpusetObserved,
+) -> Option<PartitionKind> {
+    let first = desired.first.get(path).filter(|f| f.id == cgroup.id)?;
+    let text = first.files.get(&CpusetFile::Partition)?;
+    let kind = text.parse::<crate::partition::PartitionState>().ok()?.kind;
+    let now = files.exclusive.clone().unwrap_or_default();
+    let exclusive = first_cpus(desired, path, cgroup, CpusetFile::Exclusive, &now);
+    let claim = if exclusive.is_empty() {
+        first_cpus(desired, path, cgroup, CpusetFile::Cpus, &files.cpus)
+    } else {
+        exclusive
+    };
+    let free = claim.is_disjoint(&union(desired.owners.values()));
+    Some(if free { kind } else { PartitionKind::Member })
+}
+
+/// Recorded files that no target needs any more go back to what they held, as far as no owner has it now.
 fn restore(desired: &Desired, observed: &Observed, all: &mut Targets) {
+    let held = union(desired.owners.values());
     for (path, first) in &desired.first {
         let cgroup = observed.cgroups.get(path).filter(|c| c.id == first.id);
-        let Some((cgroup, files)) = cgroup.and_then(|c| Some((c, c.cpuset.as_ref()?))) else {
+        let Some(cgroup) = cgroup else {
             all.stale_first.push(path.clone());
             continue;
         };
+        // Without the controller there is nothing to put back yet.
+        let Some(files) = cgroup.cpuset.as_ref() else { continue };
+        let theirs = !is_member(files) && !first.files.contains_key(&CpusetFile::Partition);
+        if theirs && !all.by_path.contains_key(path) {
+            continue; // somebody made a partition of it meanwhile
+        }
         let t = all.by_path.entry(path.clone()).or_default();
         for (file, text) in &first.files {
             match file {
@@ -233,9 +336,11 @@ fn restore(desired: &Desired, observed: &Observed, all: &mut Targets) {
                         t.cpus = Some(possible(desired, observed, cgroup, files, cpus));
                     }
                 }
-                CpusetFile::Exclusive if t.exclusive.is_none() => t.exclusive = text.parse().ok(),
+                CpusetFile::Exclusive if t.exclusive.is_none() => {
+                    t.exclusive = text.parse().ok().map(|e: CpuSet| e.difference(&held));
+                }
                 CpusetFile::Partition if t.partition.is_none() => {
-                    t.partition = text.parse::<crate::partition::PartitionState>().ok().map(|s| s.kind);
+                    t.partition = first_kind(desired, path, cgroup, files);
                 }
                 _ => {}
             }
@@ -243,7 +348,7 @@ fn restore(desired: &Desired, observed: &Observed, all: &mut Targets) {
     }
 }
 
-/// Where the kernel refuses an empty value, everything that no partition holds is the same to the tasks.
+/// Where the kernel refuses an empty value, everything that no owner holds is the same to the tasks.
 fn possible(
     desired: &Desired,
     observed: &Observed,
@@ -252,7 +357,7 @@ fn possible(
     cpus: CpuSet,
 ) -> CpuSet {
     if cpus.is_empty() && desired.empty_refused && cgroup.populated && !files.cpus.is_empty() {
-        observed.online.difference(&partition_cpus(desired))
+        observed.online.difference(&union(desired.owners.values()))
     } else {
         cpus
     }

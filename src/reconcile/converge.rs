@@ -1,7 +1,7 @@
 //! From a reading to the steps of one phase.
 
 use super::{
-    AdmitError, Answer, Effect, FindingKind, ForeignWrite, Pending, Runtime, Work,
+    AdmitError, Answer, Effect, FindingKind, ForeignWrite, Pending, Runtime, Work, Writer,
     step::{Turn, keep},
 };
 use crate::{
@@ -14,14 +14,15 @@ use crate::{
     plan::{self, Plan, Planned, Problem},
     request::Isolation,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+};
 
 /// More phases than any plan has, three times over: beyond that somebody else is writing too.
 const MAX_ROUNDS: u32 = 32;
 
-const ENOENT: i32 = 2;
 const ESRCH: i32 = 3;
-const ENODEV: i32 = 19;
 const ENOSPC: i32 = 28;
 
 impl Turn<'_> {
@@ -52,65 +53,78 @@ impl Turn<'_> {
 
     pub(super) fn persisted(&mut self, result: Result<(), String>) {
         let Err(error) = result else {
-            self.s.work = Work::Converging;
-            return self.observe();
+            self.s.doubtful = false;
+            self.s.durable = Some((self.s.assignments.clone(), self.s.first.clone()));
+            return self.converge();
         };
-        self.s.work = Work::Idle;
-        match self.s.pending.take() {
-            Some(Pending::Admission { ticket, owner }) => {
-                if let Some(a) = self.s.assignments.release(&owner) {
-                    self.s.entering.retain(|(path, _)| *path != a.cgroup);
-                }
-                self.s.runtime.remove(&owner);
-                self.out.push(Effect::Reply(ticket, Answer::Refused(AdmitError::NotDurable(error.clone()))));
-            }
-            Some(Pending::Releasing { ticket, removed, .. }) => {
-                for (owner, assignment, runtime) in removed {
-                    self.s.assignments.owners.insert(owner.clone(), assignment);
-                    self.s.runtime.insert(owner, runtime);
-                }
-                self.s.teardown = false;
-                if let Some(ticket) = ticket {
-                    let text = format!("the release could not be made durable: {error}");
-                    self.out.push(Effect::Reply(ticket, Answer::Failed(text)));
-                }
-            }
-            Some(Pending::Concluding { ticket: Some(ticket), .. } | Pending::Inspection { ticket }) => {
-                self.out.push(Effect::Reply(ticket, Answer::Failed(error.clone())));
-            }
-            Some(Pending::Concluding { ticket: None, .. }) | None => {}
+        if !mem::replace(&mut self.s.doubtful, true) {
+            self.report(FindingKind::NotDurable(error.clone()));
         }
-        self.report(FindingKind::NotDurable(error));
+        if self.s.progress.settling {
+            return self.settled();
+        }
+        // Nothing of the newer table has reached the kernel: back to the one that is durable.
+        let (table, first) = self.s.durable.clone().unwrap_or_default();
+        self.s.assignments.owners = table.owners;
+        self.s.first = first;
+        self.s.watched.clear();
+        let Some(Pending::Releasing { ticket, removed, .. }) = self.s.pending.take_if(Pending::is_release)
+        else {
+            return self.finish(Err(AdmitError::NotDurable(error)));
+        };
+        for (owner, _, runtime) in removed {
+            self.s.runtime.insert(owner, runtime);
+        }
+        self.s.teardown = false;
+        self.s.work = Work::Idle;
+        if let Some(ticket) = ticket {
+            let text = format!("the release could not be made durable: {error}");
+            self.out.push(Effect::Reply(ticket, Answer::Failed(text)));
+        }
+    }
+
+    /// A refused admission leaves nothing in the table.
+    pub(super) fn forget_admission(&mut self, owner: &Owner, fresh: bool) {
+        let held = self.s.assignments.owners.get(owner).map(|a| a.cgroup.clone());
+        self.s.entering.retain(|(path, _)| Some(path) != held.as_ref());
+        if fresh {
+            self.s.assignments.release(owner);
+            self.s.runtime.remove(owner);
+        }
     }
 
     pub(super) fn observed(&mut self, observed: Observed) {
         self.s.online = observed.online.clone();
-        self.s.observed = observed;
-        let gone = self.recognise();
+        let before = mem::replace(&mut self.s.observed, observed);
+        self.s.leaving = self.recognise();
         if self.s.settings.audit {
             return self.settle();
         }
-        if !gone.is_empty() && self.s.pending.is_none() {
-            return self.gone(gone);
+        if !self.s.leaving.is_empty() && self.s.pending.is_none() {
+            return self.gone();
         }
-        let was_settled = self.s.settled.take();
-        if let Some(before) = &was_settled {
+        let was_settled = mem::take(&mut self.s.settled);
+        let mut desired = self.s.desired();
+        let mut plan = plan::diff(&desired, &self.s.observed);
+        if was_settled {
             self.sets(false);
-            self.drift(before);
         }
-        let desired = self.s.desired();
-        let plan = plan::diff(&desired, &self.s.observed);
+        if self.drift(&plan, was_settled.then_some(&before)) {
+            desired = self.s.desired();
+            plan = plan::diff(&desired, &self.s.observed);
+        }
         if let Some(problem) = self.problems(&plan) {
             return self.finish(Err(AdmitError::Problem(problem)));
         }
         for path in &plan.settled {
-            self.s.progress.dirty |= self.s.first.remove(path).is_some();
+            self.s.first.remove(path);
         }
-        if !plan.unrecorded.is_empty() {
-            return self.record(plan);
-        }
-        if plan.steps.is_empty() {
+        self.record(&mut plan);
+        if plan.steps.is_empty() && self.s.is_covered() {
             return self.settle();
+        }
+        if !self.s.is_covered() {
+            return self.save();
         }
         if let Some((path, state)) = self.refused_partition(&plan) {
             return self.partition_refused(&path, state);
@@ -131,11 +145,24 @@ impl Turn<'_> {
         self.out.push(Effect::Apply(plan.first_phase().to_vec()));
     }
 
-    /// Ties owners to the cgroups just read; returns those that are gone.
-    pub(super) fn recognise(&mut self) -> Vec<(Owner, &'static str)> {
-        let mut gone = Vec::new();
+    /// Ties owners to the cgroups just read; returns those that are gone. One that is being admitted (again) is not.
+    pub(super) fn recognise(&mut self) -> BTreeMap<Owner, &'static str> {
+        let mut gone = BTreeMap::new();
+        let admitting = match &self.s.pending {
+            Some(Pending::Admission { owner, .. }) => Some(owner),
+            _ => None,
+        };
         for (owner, a) in &self.s.assignments.owners {
             let runtime = self.s.runtime.entry(owner.clone()).or_default();
+            let mut leaves = |why| {
+                if Some(owner) != admitting {
+                    gone.insert(owner.clone(), why);
+                }
+            };
+            if runtime.refused {
+                leaves("its admission was refused");
+                continue;
+            }
             match self.s.observed.cgroups.get(&a.cgroup) {
                 Some(cgroup) => {
                     if runtime.id != cgroup.id {
@@ -143,19 +170,20 @@ impl Turn<'_> {
                     }
                     runtime.seen = true;
                     if matches!(owner, Owner::Run(_)) && a.created && runtime.entered && !cgroup.populated {
-                        gone.push((owner.clone(), "its last process has ended"));
+                        leaves("its last process has ended");
                     }
                 }
-                None if runtime.seen => gone.push((owner.clone(), "its cgroup was removed")),
+                None if runtime.seen => leaves("its cgroup was removed"),
                 None => {}
             }
         }
         gone
     }
 
-    pub(super) fn gone(&mut self, gone: Vec<(Owner, &'static str)>) {
+    /// Those that are gone leave the table.
+    pub(super) fn gone(&mut self) {
         let mut owners = Vec::new();
-        for (owner, why) in gone {
+        for (owner, why) in self.s.leaving.clone() {
             let cpus = self.s.assignments.owners.get(&owner).map(|a| a.cpus.clone()).unwrap_or_default();
             self.report(FindingKind::Gone { owner: owner.clone(), cpus, why });
             owners.push(owner);
@@ -164,33 +192,55 @@ impl Turn<'_> {
         self.out.push(Effect::Collect);
     }
 
-    /// Kernel and table agreed, nobody asked for a change, and now they differ: that was somebody else.
-    pub(super) fn drift(&mut self, before: &BTreeSet<CgroupPath>) {
-        let plan = plan::diff(&self.s.desired(), &self.s.observed);
+    /// Files that changed since kernel and table agreed (`before`), or since truepin wrote them in this convergence:
+    /// that was somebody else. What merely follows from a change of the machine or the table is no drift. True when a
+    /// file is left alone from now on.
+    pub(super) fn drift(&mut self, plan: &Plan, before: Option<&Observed>) -> bool {
         let mut files: BTreeMap<(CgroupPath, CpusetFile), (String, String)> = BTreeMap::new();
         for Planned { step, .. } in &plan.steps {
-            if let Step::Write { path, file, old, new } = step
-                && before.contains(path)
-            {
-                let entry = files.entry((path.clone(), *file));
-                entry.or_insert_with(|| (old.clone(), String::new())).1 = new.to_string();
+            let Step::Write { path, file, new, .. } = step else { continue };
+            let key = (path.clone(), *file);
+            let now = text_of(&self.s.observed, path, *file);
+            let was = match before {
+                Some(b) => same_cgroup(b, &self.s.observed, path).then(|| text_of(b, path, *file)),
+                None => self.s.progress.wrote.get(&key).cloned(),
+            };
+            if was.is_some_and(|was| was != now) {
+                let wanted = new.to_string();
+                files.entry(key).and_modify(|f| f.1.clone_from(&wanted)).or_insert((now, wanted));
             }
         }
+        let mut frozen = false;
         for ((path, file), (found, wanted)) in files {
-            let writer = |file| self.s.writers.get(&(path.clone(), file)).cloned();
-            let writer = writer(Some(file)).or_else(|| writer(None));
+            let writer = self.writer(&path, file);
             let pid = writer.as_ref().map(|w| w.pid);
             let key = (path.clone(), file);
+            self.s.progress.wrote.remove(&key);
             let kind = FindingKind::Drift { path: path.clone(), file, found, wanted, writer: writer.clone() };
             let id = self.report(kind);
             if self.s.fights.changed(&key, pid, self.now.mono_ns) {
                 let repairs = self.s.settings.repairs_per_minute;
                 self.report(FindingKind::Fight { path, file, writer, repairs });
+                frozen = true;
             } else {
                 self.s.drifted.push(id);
             }
         }
         self.s.writers.clear();
+        frozen
+    }
+
+    /// Who changed a file: the writer of the file, of something in its directory that has no name here, or of such a
+    /// thing above it (`cgroup.subtree_control` takes the files away).
+    fn writer(&self, path: &CgroupPath, file: CpusetFile) -> Option<Writer> {
+        let writers = &self.s.writers;
+        let own = writers.get(&(path.clone(), Some(file))).or_else(|| writers.get(&(path.clone(), None)));
+        let gone = self.s.observed.cpuset(path).is_none();
+        let above = || {
+            let up = path.ancestors();
+            up.into_iter().rev().find_map(|p| writers.get(&(p, None)))
+        };
+        own.or_else(|| if gone { above() } else { None }).cloned()
     }
 
     /// Tells what is new among the problems; returns the one that concerns the pending admission.
@@ -212,8 +262,8 @@ impl Turn<'_> {
         mine
     }
 
-    pub(super) fn record(&mut self, plan: Plan) {
-        for u in plan.unrecorded {
+    fn record(&mut self, plan: &mut Plan) {
+        for u in mem::take(&mut plan.unrecorded) {
             let fresh = || FirstValue { id: u.id, files: BTreeMap::new() };
             let first = self.s.first.entry(u.path).or_insert_with(fresh);
             if first.id != u.id {
@@ -221,7 +271,6 @@ impl Turn<'_> {
             }
             first.files.insert(u.file, u.value);
         }
-        self.save();
     }
 
     /// A partition that was written twice in this convergence and is to be written again.
@@ -240,7 +289,12 @@ impl Turn<'_> {
 
     pub(super) fn partition_refused(&mut self, path: &CgroupPath, state: String) {
         let Some(owner) = self.s.assignments.owner_of(path).map(|(o, _)| o.clone()) else {
-            return self.finish(Err(AdmitError::PartitionRefused { path: path.clone(), state }));
+            // Somebody else's, to be put back as it was: the rest goes on without it.
+            self.report(FindingKind::Stuck(format!(
+                "{path} was a partition and cannot be one again, it reads {state:?}"
+            )));
+            self.hold_off(path, CpusetFile::Partition);
+            return self.observe();
         };
         let generation = self.next_generation();
         if let Some(a) = self.s.assignments.owners.get_mut(&owner)
@@ -253,14 +307,18 @@ impl Turn<'_> {
             }
             self.s.progress.written.remove(path);
             self.report(FindingKind::FellBack { owner, reason: state });
-            return self.save();
+            return self.observe();
         }
         if matches!(&self.s.pending, Some(Pending::Admission { owner: o, .. }) if *o == owner) {
             return self.finish(Err(AdmitError::PartitionRefused { path: path.clone(), state }));
         }
-        self.s.held_off.insert((path.clone(), CpusetFile::Partition));
+        self.hold_off(path, CpusetFile::Partition);
         self.report(FindingKind::PartitionRefused { owner, reason: state });
         self.observe();
+    }
+
+    fn hold_off(&mut self, path: &CgroupPath, file: CpusetFile) {
+        self.s.held_off.insert((path.clone(), file), self.now.mono_ns);
     }
 
     pub(super) fn applied(&mut self, results: Vec<(Planned, Result<(), KernelError>)>) {
@@ -279,10 +337,13 @@ impl Turn<'_> {
 
     pub(super) fn step_done(&mut self, step: Step) {
         match step {
-            Step::Write { path, file: CpusetFile::Partition, new: Value::Partition(kind), .. }
-                if kind != PartitionKind::Member =>
-            {
-                *self.s.progress.written.entry(path).or_default() += 1;
+            Step::Write { path, file: CpusetFile::Partition, new: Value::Partition(kind), .. } => {
+                if kind != PartitionKind::Member {
+                    *self.s.progress.written.entry(path).or_default() += 1;
+                }
+            }
+            Step::Write { path, file, new, .. } => {
+                self.s.progress.wrote.insert((path, file), new.to_string());
             }
             Step::Enter { path, pid } => {
                 self.s.entering.retain(|e| *e != (path.clone(), pid));
@@ -305,8 +366,6 @@ impl Turn<'_> {
                 self.s.facts.empty_refused = true;
                 return None;
             }
-            // Gone since it was observed: the next reading tells.
-            (_, Some(ENODEV)) | (Step::Write { .. } | Step::Remove(_), Some(ENOENT)) => return None,
             (Step::Enter { path, pid }, _) => {
                 self.s.entering.retain(|e| *e != (path.clone(), *pid));
                 if error.errno == Some(ESRCH) || matches!(self.s.pending, Some(Pending::Admission { .. })) {
@@ -315,23 +374,46 @@ impl Turn<'_> {
             }
             _ => {}
         }
+        // What has vanished since it was read fails once, and is not planned again.
         let count = self.s.progress.failed.entry(step.shell("")).or_default();
         *count += 1;
         if *count < 2 {
             return None;
         }
         self.report(FindingKind::StepFailed(error.clone()));
-        if let Step::Write { path, file, .. } = step {
-            self.s.held_off.insert((path.clone(), *file));
+        let path = step.path();
+        let now = self.now.mono_ns;
+        match step {
+            Step::Write { file, .. } => self.hold_off(path, *file),
+            Step::Remove(_) => drop(self.s.blocked.insert(path.clone(), now)),
+            // Whoever lives below has to wait; the others go on.
+            Step::Create(_) | Step::Enable(_) | Step::Enter { .. } => {
+                let below = self.s.assignments.owners.values().filter(|a| a.cgroup.is_within(path));
+                self.s.blocked.extend(below.map(|a| (a.cgroup.clone(), now)));
+            }
         }
         let admission = match &self.s.pending {
             Some(Pending::Admission { owner, .. }) => self.s.assignments.owners.get(owner),
             _ => None,
         };
-        // A step that cannot be held off would come back for ever.
-        let endless = !matches!(step, Step::Write { .. });
-        (endless || admission.is_some_and(|a| a.cgroup.is_within(step.path()))).then_some(error)
+        admission.is_some_and(|a| a.cgroup.is_within(path)).then_some(error)
     }
+}
+
+/// The file as it reads; empty where there is none.
+fn text_of(observed: &Observed, path: &CgroupPath, file: CpusetFile) -> String {
+    let Some(files) = observed.cpuset(path) else { return String::new() };
+    match file {
+        CpusetFile::Cpus => files.cpus.to_string(),
+        CpusetFile::Exclusive => files.exclusive.as_ref().map(ToString::to_string).unwrap_or_default(),
+        CpusetFile::Partition => files.partition.as_ref().map(ToString::to_string).unwrap_or_default(),
+    }
+}
+
+/// Whether the directory is the same one in both readings.
+fn same_cgroup(a: &Observed, b: &Observed, path: &CgroupPath) -> bool {
+    let id = |o: &Observed| o.cgroups.get(path).map(|c| c.id);
+    id(a).is_some() && id(a) == id(b)
 }
 
 fn concerns(problem: &Problem, owner: &Owner, path: Option<&CgroupPath>) -> bool {
@@ -339,7 +421,9 @@ fn concerns(problem: &Problem, owner: &Owner, path: Option<&CgroupPath>) -> bool
         Problem::Vanished { owner: o, .. }
         | Problem::Kind { owner: o, .. }
         | Problem::ForeignPartition { owner: o, .. }
+        | Problem::InsidePartition { owner: o, .. }
         | Problem::Offline { owner: o, .. } => o == owner,
+        Problem::PoolEmpty => true,
         Problem::Populated { path: p } => path.is_some_and(|mine| mine.is_within(p)),
     }
 }

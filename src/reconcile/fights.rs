@@ -7,11 +7,11 @@ use crate::cgroup::{CgroupPath, CpusetFile};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// The window and the quiet time.
-const MINUTE_NS: u64 = 60_000_000_000;
+pub(super) const MINUTE_NS: u64 = 60_000_000_000;
 
 type Key = (CgroupPath, CpusetFile);
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct File {
     /// Who changed it and when, oldest first; only the last minute.
     changes: VecDeque<(Option<u32>, u64)>,
@@ -19,7 +19,7 @@ struct File {
 }
 
 /// Changes by others, by file.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Fights {
     limit: u32,
     files: BTreeMap<Key, File>,
@@ -50,6 +50,11 @@ impl Fights {
             file.changes.push_back((None, now_ns));
             file.changes.pop_front();
         }
+    }
+
+    /// The cgroup has another purpose from now on: what was fought over is past.
+    pub(super) fn forget(&mut self, path: &CgroupPath) {
+        self.files.retain(|(p, _), _| p != path);
     }
 
     /// Files that are left alone.

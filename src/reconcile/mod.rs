@@ -4,22 +4,28 @@
 //! must keep the invariants. So one function turns an event and the state into effects, and nothing else decides.
 //!
 //! ```text
-//!            Admit, Release            Persisted                Observed: steps left
-//!   Idle ───────────────────► Saving ────────────► Converging ◄──────────────────────┐
-//!    ▲  ───────────────────────────────────────────►   │  │ └──► Apply ──► Applied ───┘
-//!    │      Disturbed, Inspect (nothing to save)       │  │
-//!    │                                                 │  └──► Saving (first values, fallback, vanished owners)
-//!    └─────────────── settled: Configure, Reply ◄──────┘
+//!            Admit, Release, Inspect, Disturbed          Observed: steps left
+//!   Idle ───────────────────────────────► Converging ◄───────────────────────────┐
+//!    ▲                                     │  ▲ │ └─────────► Apply ──► Applied ──┘
+//!    │                  table not durable  ▼  │ │
+//!    │                                  Saving ┘ │
+//!    └───────── settled: Configure, Reply ◄─────┘
 //! ```
 //!
 //! - *Idle*: kernel and table agreed when last looked.
-//! - *Saving*: the table has changed in memory; a record is on its way to disk; nothing is written to the kernel.
-//! - *Converging*: the record is durable; one phase is applied at a time, and what comes of it is observed.
+//! - *Converging*: the kernel is read; one phase is applied at a time, and what comes of it is observed. Before a step is
+//!   applied the table that it rests on must be durable.
+//! - *Saving*: a record is on its way to disk; nothing is written to the kernel.
 //!
 //! Effects are carried out in order, and an effect that has a result feeds it back as an event before the next outside
 //! event is taken: [`State::is_idle`] says when that is.
-//! Invariants: intent is durable before the first write (I5); a refused or failed admission leaves nothing behind; a
-//! file in a fight is left alone (I8); a plan that the checker refuses is never applied.
+//! Invariants: intent is durable before the first write (I5), and a table that could not be made durable is given up
+//! for the last one that was; a refused or failed admission leaves nothing behind, and its answer comes when that is
+//! true; a file in a fight is left alone (I8); a plan that the checker refuses is never applied.
+//!
+//! Nothing is tried for ever. A file that somebody changes while truepin works counts for I8 like any other; a step
+//! that fails twice, and a partition that does not come about, are left alone for a minute; [`converge`] ends after a
+//! number of phases that no plan has. So events that truepin itself causes cannot keep it busy.
 
 mod converge;
 mod fights;
@@ -258,6 +264,8 @@ pub enum AdmitError {
 struct Runtime {
     /// Its cgroup was there once: if it is gone, the owner is.
     seen: bool,
+    /// Its admission was refused and that could not be made durable yet.
+    refused: bool,
     /// A process was put into it: when it is empty again, a `run` owner is gone.
     entered: bool,
     /// The cgroup's id.
@@ -272,7 +280,7 @@ struct Runtime {
     departed_ns: Option<u64>,
 }
 
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Work {
     #[default]
     Idle,
@@ -281,11 +289,19 @@ enum Work {
 }
 
 /// A question that waits for the end of the work.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Pending {
     Admission {
         ticket: Ticket,
         owner: Owner,
+        /// It was not in the table before: if this fails it goes again.
+        fresh: bool,
+    },
+    /// The owner is out of the table again; answered when the kernel shows nothing of it any more.
+    Refusing {
+        ticket: Ticket,
+        owner: Owner,
+        error: Box<AdmitError>,
     },
     /// Evidence is collected before the owners go, for their last verdicts.
     Concluding {
@@ -304,8 +320,14 @@ enum Pending {
     },
 }
 
+impl Pending {
+    fn is_release(&mut self) -> bool {
+        matches!(self, Self::Releasing { .. })
+    }
+}
+
 /// Progress of one convergence.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Progress {
     /// Phases applied.
     rounds: u32,
@@ -313,12 +335,14 @@ struct Progress {
     failed: BTreeMap<String, u32>,
     /// Partition states that were written, with how often.
     written: BTreeMap<CgroupPath, u32>,
-    /// Table entries that must be saved once all is settled.
-    dirty: bool,
+    /// What lists hold by our last write: where something else is read, somebody writes at the same time.
+    wrote: BTreeMap<(CgroupPath, CpusetFile), String>,
+    /// All is done but the record, which lags behind in what no step depends on.
+    settling: bool,
 }
 
 /// Everything that decisions depend on.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct State {
     /// From configuration.
     pub settings: Settings,
@@ -343,12 +367,21 @@ pub struct State {
     work: Work,
     pending: Option<Pending>,
     progress: Progress,
-    /// Whether kernel and table agreed after the last convergence, and about which cgroups.
-    settled: Option<BTreeSet<CgroupPath>>,
+    /// Whether kernel and table agreed after the last convergence; `observed` is then what they agreed on.
+    settled: bool,
+    /// What is durable, as far as that is known; `None` for no record.
+    durable: Option<(Assignments, FirstValues)>,
+    /// The last save failed: its record may be durable all the same.
+    doubtful: bool,
+    /// Owners whose cgroups are gone; they leave the table when nothing is pending.
+    leaving: BTreeMap<Owner, &'static str>,
     writers: BTreeMap<(CgroupPath, Option<CpusetFile>), Writer>,
     fights: Fights,
-    /// Files on which this convergence gave up; retried at the next disturbance.
-    held_off: BTreeSet<(CgroupPath, CpusetFile)>,
+    /// Files on which a convergence gave up, and since when; left alone for a minute, because our own attempts cause
+    /// events too.
+    held_off: BTreeMap<(CgroupPath, CpusetFile), u64>,
+    /// Cgroups that could not be made or removed; likewise.
+    blocked: BTreeMap<CgroupPath, u64>,
     problems: BTreeSet<Problem>,
     watched: Vec<Watched>,
     watching: Vec<CgroupPath>,
@@ -375,6 +408,7 @@ impl State {
         strict_reserved: bool,
         checkpoint: Option<Checkpoint>,
     ) -> Self {
+        let durable = checkpoint.as_ref().map(|c| (c.assignments.clone(), c.first.clone()));
         let (mut assignments, first, epoch) = match checkpoint {
             Some(c) => (c.assignments, c.first, c.epoch),
             None => (Assignments::default(), FirstValues::new(), 0),
@@ -404,10 +438,14 @@ impl State {
             work: Work::Idle,
             pending: None,
             progress: Progress::default(),
-            settled: None,
+            settled: false,
+            durable,
+            doubtful: false,
+            leaving: BTreeMap::new(),
             writers: BTreeMap::new(),
             fights,
-            held_off: BTreeSet::new(),
+            held_off: BTreeMap::new(),
+            blocked: BTreeMap::new(),
             problems: BTreeSet::new(),
             watched: Vec::new(),
             watching: Vec::new(),
@@ -430,7 +468,10 @@ impl State {
     #[must_use]
     pub fn desired(&self) -> Desired {
         let mut frozen = self.fights.frozen();
-        frozen.extend(self.held_off.iter().cloned());
+        frozen.extend(self.held_off.keys().cloned());
+        let mut blocked: BTreeSet<CgroupPath> = self.blocked.keys().cloned().collect();
+        let leaving = self.leaving.keys().filter_map(|o| self.assignments.owners.get(o));
+        blocked.extend(leaving.map(|a| a.cgroup.clone()));
         Desired {
             roles: self.settings.roles.clone(),
             first: self.first.clone(),
@@ -438,6 +479,7 @@ impl State {
             entering: self.entering.clone(),
             empty_refused: self.facts.empty_refused,
             teardown: self.teardown,
+            blocked,
             ..Desired::of(&self.settings.slice, &self.assignments, &self.online)
         }
     }
@@ -473,13 +515,35 @@ impl State {
     /// Whether kernel and table agreed when last looked; if not, the next tick should look again.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.settled.is_some()
+        self.settled && self.held_off.is_empty() && self.blocked.is_empty() && !self.is_unsaved()
     }
 
-    /// When a frozen file may be looked at again, `CLOCK_MONOTONIC` nanoseconds.
+    /// Whether the record lags behind the table.
+    fn is_unsaved(&self) -> bool {
+        match &self.durable {
+            Some((table, first)) => *table != self.assignments || *first != self.first,
+            None => !self.assignments.owners.is_empty() || !self.first.is_empty(),
+        }
+    }
+
+    /// Whether the record has all that a step rests on: the owners, and first values of what is written. First values
+    /// that are not needed any more may still be in it.
+    fn is_covered(&self) -> bool {
+        match &self.durable {
+            Some((table, first)) => {
+                table.owners == self.assignments.owners
+                    && self.first.iter().all(|(path, f)| first.get(path) == Some(f))
+            }
+            None => self.assignments.owners.is_empty() && self.first.is_empty(),
+        }
+    }
+
+    /// When a file that is left alone may be looked at again, `CLOCK_MONOTONIC` nanoseconds.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
-        self.fights.next_thaw()
+        let since = self.held_off.values().chain(self.blocked.values()).min();
+        let again = since.map(|at| at.saturating_add(fights::MINUTE_NS));
+        [self.fights.next_thaw(), again].into_iter().flatten().min()
     }
 
     /// The verdict on `owner` at `now`, since `from` or since its epoch began; for one that is gone, its last verdict.

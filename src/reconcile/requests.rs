@@ -5,11 +5,11 @@ use super::{
     step::{Turn, keep},
 };
 use crate::{
-    assignments::{Assignment, Mode, Reserved},
+    assignments::{Assignment, Mode, ReserveError, Reserved},
     cgroup::CgroupPath,
     cpuset::CpuSet,
     owner::Owner,
-    placement,
+    placement, plan,
     request::Request,
     verdict::Evidence,
 };
@@ -29,15 +29,13 @@ impl Turn<'_> {
                 let fresh =
                     Runtime { seen: *home != Home::New && !self.s.settings.audit, ..Runtime::default() };
                 self.s.runtime.entry(owner.clone()).or_insert(fresh);
+                self.s.fights.forget(&cgroup);
                 self.s.entering.extend(pid.map(|pid| (cgroup, pid)));
-                self.s.pending = Some(Pending::Admission { ticket, owner });
-                match reserved {
-                    Reserved::New => {
-                        self.s.progress = Progress::default();
-                        self.save();
-                    }
-                    Reserved::Unchanged => self.look(),
-                }
+                let fresh = reserved == Reserved::New;
+                self.s.pending = Some(Pending::Admission { ticket, owner, fresh });
+                self.afresh();
+                self.s.teardown &= !fresh;
+                self.look();
             }
             Err(error) => self.out.push(Effect::Reply(ticket, Answer::Refused(error))),
         }
@@ -57,11 +55,15 @@ impl Turn<'_> {
             Home::New => self.s.settings.slice.child(&dir_name(&request.owner))?,
             Home::Existing(path) => path.clone(),
         };
-        if let Some(held) = self.s.assignments.owners.get(&request.owner)
-            && held.cgroup == cgroup
-            && held.cpus.len() == request.cpus as usize
-        {
-            return Ok((cgroup, Reserved::Unchanged));
+        if let Some(held) = self.s.assignments.owners.get(&request.owner) {
+            let fits = exactly.as_ref().map_or(held.cpus.len() == request.cpus as usize, |e| *e == held.cpus);
+            if held.cgroup == cgroup && fits {
+                return Ok((cgroup, Reserved::Unchanged));
+            }
+            if !audit {
+                let (owner, held) = (request.owner.clone(), held.cpus.clone());
+                return Err(ReserveError::Differs { owner, held }.into());
+            }
         }
         let (isolation, mode) =
             if audit { (request.isolation, Mode::Audit) } else { self.s.resolve(request.isolation)? };
@@ -69,7 +71,9 @@ impl Turn<'_> {
         let (cpus, reason) = if let Some(cpus) = exactly {
             (cpus, "declared in the configuration".to_owned())
         } else {
-            let (allocatable, free) = (table.allocatable(&self.s.online), table.free(&self.s.online));
+            let allocatable = table.allocatable(&self.s.online);
+            let foreign = plan::foreign(&self.s.desired(), &self.s.observed);
+            let free = table.free(&self.s.online).difference(&foreign);
             let placed = placement::place(&self.s.topology, &allocatable, &free, request)?;
             (placed.cpus, placed.reason.to_string())
         };
@@ -99,7 +103,15 @@ impl Turn<'_> {
             return self.out.push(Effect::Reply(ticket, Answer::Released(Vec::new())));
         }
         self.s.pending = Some(Pending::Concluding { ticket: Some(ticket), owners, all });
+        self.afresh();
         self.look();
+    }
+
+    /// Somebody asks: what was given up is tried again.
+    fn afresh(&mut self) {
+        self.s.progress = Progress::default();
+        self.s.held_off.clear();
+        self.s.blocked.clear();
     }
 
     /// Takes the owners out of the table, with their last verdicts.
@@ -122,9 +134,11 @@ impl Turn<'_> {
         for owner in owners {
             if let Some(a) = self.s.assignments.release(&owner) {
                 self.s.entering.retain(|(path, _)| *path != a.cgroup);
+                self.s.fights.forget(&a.cgroup);
                 removed.push((owner.clone(), a, self.s.runtime.remove(&owner).unwrap_or_default()));
             }
         }
+        self.s.leaving.clear();
         self.s.teardown = all;
         self.s.pending = Some(Pending::Releasing { ticket, removed, verdicts });
         self.s.progress = Progress::default();

@@ -1,6 +1,6 @@
 //! The end of a convergence: faults, evidence, answers.
 
-use super::{AdmitError, Answer, Effect, FindingKind, KEPT, Pending, Progress, Work, step::Turn};
+use super::{AdmitError, Answer, Effect, FindingKind, KEPT, Pending, Runtime, Work, step::Turn};
 use crate::{
     assignments::Mode,
     cgroup::CgroupPath,
@@ -13,11 +13,18 @@ use std::{mem, sync::Arc};
 
 impl Turn<'_> {
     pub(super) fn settle(&mut self) {
-        if self.s.progress.dirty {
+        let lags = self.s.is_unsaved() || self.s.doubtful;
+        if lags && !self.s.settings.audit {
+            self.s.progress.settling = true;
             return self.save();
         }
+        self.settled();
+    }
+
+    /// Nothing is left to do.
+    pub(super) fn settled(&mut self) {
         let applied = self.s.progress.rounds > 0;
-        self.s.settled = Some(self.s.observed.cgroups.keys().cloned().collect());
+        self.s.settled = true;
         for id in mem::take(&mut self.s.drifted) {
             if let Some(f) = self.s.findings.iter_mut().find(|f| f.id == id) {
                 f.mended = Some(self.now);
@@ -27,7 +34,6 @@ impl Turn<'_> {
             self.sets(true);
         }
         self.s.writers.clear();
-        self.s.teardown = false;
         self.watch();
         if applied {
             self.sweep_tasks();
@@ -37,7 +43,14 @@ impl Turn<'_> {
 
     /// Records the faults of the sets: those that a repair will end (`lasting` false) and those that stayed.
     pub(super) fn sets(&mut self, lasting: bool) {
+        let admitting = match &self.s.pending {
+            Some(Pending::Admission { owner, .. }) if !lasting => Some(owner.clone()),
+            _ => None,
+        };
         for found in sweep::sets(&self.s.desired(), &self.s.observed) {
+            if Some(&found.owner) == admitting.as_ref() {
+                continue;
+            }
             let mode = self.s.assignments.owners.get(&found.owner).map(|a| a.mode);
             // In member mode a new cgroup is allowed everywhere until it is caught; whether it ran is the ledger's to
             // say. Only what stays is a fault of the sets.
@@ -95,51 +108,67 @@ impl Turn<'_> {
         self.out.push(Effect::SweepTasks(cgroups));
     }
 
-    /// Answers what is pending.
+    /// Answers what is pending; then those leave whose cgroups are gone.
     pub(super) fn finish(&mut self, outcome: Result<(), AdmitError>) {
         self.s.work = Work::Idle;
-        let Some(pending) = self.s.pending.take() else {
-            if let Err(AdmitError::Kernel(error)) = outcome {
-                self.report(FindingKind::StepFailed(error));
-            }
-            return;
-        };
-        match (pending, outcome) {
-            (Pending::Admission { ticket, owner }, Ok(())) => {
+        match (self.s.pending.take(), outcome) {
+            (None, Ok(())) => {}
+            (None, Err(error)) => self.failed(error),
+            (Some(Pending::Admission { ticket, owner, .. }), Ok(())) => {
                 let answer = match self.s.assignments.owners.get(&owner) {
                     Some(a) => Answer::Assigned(owner, Box::new(a.clone())),
                     None => Answer::Failed(format!("{owner} vanished while it was admitted")),
                 };
                 self.out.push(Effect::Reply(ticket, answer));
             }
-            (Pending::Admission { ticket, owner }, Err(error)) => {
-                self.out.push(Effect::Reply(ticket, Answer::Refused(error)));
-                if let Some(a) = self.s.assignments.release(&owner) {
-                    self.s.entering.retain(|(path, _)| *path != a.cgroup);
+            (Some(Pending::Admission { ticket, owner, fresh }), Err(error)) => {
+                self.forget_admission(&owner, fresh);
+                let error = Box::new(error);
+                self.s.pending = Some(Pending::Refusing { ticket, owner, error });
+                return self.look();
+            }
+            (Some(Pending::Refusing { ticket, owner, error }), outcome) => {
+                if let Err(more) = outcome {
+                    self.failed(more);
                 }
-                self.s.runtime.remove(&owner);
-                self.s.progress = Progress::default();
-                self.save();
+                // Its removal could not be made durable; it is owed.
+                if self.s.assignments.owners.contains_key(&owner) && !self.s.runtime.contains_key(&owner) {
+                    let owed = Runtime { refused: true, ..Runtime::default() };
+                    self.s.runtime.insert(owner, owed);
+                }
+                self.out.push(Effect::Reply(ticket, Answer::Refused(*error)));
             }
             // However the convergence went, the owners go.
-            (p @ Pending::Concluding { .. }, _) => {
+            (Some(p @ Pending::Concluding { .. }), _) => {
                 self.s.pending = Some(p);
-                self.out.push(Effect::Collect);
+                return self.out.push(Effect::Collect);
             }
-            (Pending::Releasing { ticket, verdicts, .. }, outcome) => {
-                if let Some(ticket) = ticket {
-                    let answer = match outcome {
-                        Ok(()) => Answer::Released(verdicts),
-                        Err(error) => Answer::Failed(format!("released, but {error}")),
-                    };
-                    self.out.push(Effect::Reply(ticket, answer));
-                }
+            (Some(Pending::Releasing { ticket, verdicts, .. }), outcome) => {
+                let answer = match outcome {
+                    Ok(()) => Answer::Released(verdicts),
+                    Err(error) => Answer::Failed(format!("released, but {error}")),
+                };
+                self.out.extend(ticket.map(|ticket| Effect::Reply(ticket, answer)));
             }
-            (p @ Pending::Inspection { .. }, _) => {
+            (Some(p @ Pending::Inspection { .. }), _) => {
                 self.s.pending = Some(p);
                 self.sweep_tasks();
-                self.out.push(Effect::Collect);
+                return self.out.push(Effect::Collect);
             }
+        }
+        self.see_off();
+    }
+
+    fn see_off(&mut self) {
+        if self.s.pending.is_none() && !self.s.leaving.is_empty() && !self.s.settings.audit {
+            self.gone();
+        }
+    }
+
+    /// An error that is nobody's answer. What has a finding of its own was reported.
+    fn failed(&mut self, error: AdmitError) {
+        if let AdmitError::Kernel(error) = error {
+            self.report(FindingKind::StepFailed(error));
         }
     }
 
@@ -186,6 +215,7 @@ impl Turn<'_> {
             Some(Pending::Inspection { ticket }) => {
                 let failed = || Answer::Failed("the evidence could not be read".into());
                 self.out.push(Effect::Reply(ticket, evidence.map_or_else(failed, Answer::Inspected)));
+                self.see_off();
             }
             other => self.s.pending = other,
         }

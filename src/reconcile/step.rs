@@ -1,6 +1,6 @@
 //! One event in, effects out.
 
-use super::{Effect, Event, Finding, FindingKind, Pending, Progress, State, Work};
+use super::{Effect, Event, Finding, FindingKind, Pending, Progress, State, Work, fights::MINUTE_NS};
 use crate::verdict::Instant;
 use std::collections::VecDeque;
 
@@ -48,10 +48,18 @@ impl Turn<'_> {
     /// Begins a convergence from a fresh reading.
     pub(super) fn look(&mut self) {
         self.s.progress = Progress::default();
-        self.s.held_off.clear();
-        for (path, file) in self.s.fights.thaw(self.now.mono_ns) {
+        let now = self.now.mono_ns;
+        let young = |at: &mut u64| now.saturating_sub(*at) < MINUTE_NS;
+        self.s.held_off.retain(|_, at| young(at));
+        self.s.blocked.retain(|_, at| young(at));
+        for (path, file) in self.s.fights.thaw(now) {
             self.report(FindingKind::FightOver { path, file });
         }
+        self.converge();
+    }
+
+    /// Goes on with the kernel.
+    pub(super) fn converge(&mut self) {
         self.s.work = Work::Converging;
         self.observe();
     }
@@ -60,14 +68,8 @@ impl Turn<'_> {
         self.out.push(Effect::Observe(self.s.desired().scope()));
     }
 
-    /// Makes the table durable; the kernel is written only afterwards.
+    /// Makes the table durable.
     pub(super) fn save(&mut self) {
-        self.s.settled = None;
-        self.s.progress.dirty = false;
-        if self.s.settings.audit {
-            self.s.work = Work::Converging;
-            return self.observe();
-        }
         self.s.epoch += 1;
         self.s.work = Work::Saving;
         self.out.push(Effect::Persist(Box::new(self.s.checkpoint())));

@@ -1,0 +1,330 @@
+//! A crash at every step of random plans, and what a restart makes of it.
+//!
+//! A history is a random machine and some things that happen on it. Each of them runs once undisturbed; then, for
+//! every `Kernel::apply` in it (before and after) and every save (before and after), once more from the same
+//! beginning with a crash there. A new agent then starts from what was durable and must bring everything in order,
+//! with I1 to I4 after every single write on the way.
+//!
+//! `TRUEPIN_CRASH_HISTORIES` (default 1000) and `TRUEPIN_CRASH_SEED` (default 1, of the first history) choose others;
+//! a failure prints its seed, and `TRUEPIN_CRASH_HISTORIES=1 TRUEPIN_CRASH_SEED=n` runs that one alone.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails panics")]
+
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+};
+use truepin::{CgroupPath, Owner, assignments::Assignment, observed::Step, reconcile::Answer};
+use truepin_tests::{
+    fake::{Fault, mask_changes, masks},
+    sim::{
+        DiskFault, Sim,
+        history::{Op, Rng, next_op, world},
+    },
+};
+
+const MINUTE: u64 = 60_000_000_000;
+
+/// Where the agent dies.
+#[derive(Debug, Clone, Copy)]
+enum Death {
+    BeforeStep(u64),
+    AfterStep(u64),
+    BeforeSave(u64),
+    AfterSave(u64),
+}
+
+#[derive(Debug, Default, Clone)]
+struct Tally {
+    histories: u64,
+    events: u64,
+    /// Events with at least one kernel step.
+    plans: u64,
+    steps: u64,
+    saves: u64,
+    crashes: u64,
+    /// Steps that the restarted agents made.
+    recovery_steps: u64,
+    hostile: u64,
+    admitted: u64,
+    refused: u64,
+    released: u64,
+}
+
+impl Tally {
+    fn add(&mut self, o: &Self) {
+        self.histories += o.histories;
+        self.events += o.events;
+        self.plans += o.plans;
+        self.steps += o.steps;
+        self.saves += o.saves;
+        self.crashes += o.crashes;
+        self.recovery_steps += o.recovery_steps;
+        self.hostile += o.hostile;
+        self.admitted += o.admitted;
+        self.refused += o.refused;
+        self.released += o.released;
+    }
+}
+
+struct History {
+    seed: u64,
+    tally: Tally,
+}
+
+impl History {
+    fn fail(&self, sim: &Sim, where_: &str, wrong: &[String]) -> ! {
+        let mut text = format!("seed {}, {where_}:\n", self.seed);
+        for w in wrong {
+            let _ = writeln!(text, "  {w}");
+        }
+        let _ = writeln!(text, "log:\n{}", sim.eyes.log.join("\n"));
+        panic!("{text}");
+    }
+
+    fn run(&mut self) {
+        let mut rng = Rng::new(self.seed);
+        let (setup, kernel) = world(&mut rng);
+        let mut sim = Sim::new(setup, kernel);
+        self.check(&mut sim, "at the start");
+        for _ in 0..3 + rng.below(4) {
+            // Past the minute of the fight rule: fights have tests of their own.
+            sim.wait(MINUTE + 1);
+            let op = next_op(&mut rng, &sim);
+            self.event(&mut sim, &op);
+        }
+        self.everything_back(&sim, "at the end");
+        self.tally.histories += 1;
+    }
+
+    fn event(&mut self, sim: &mut Sim, op: &Op) {
+        let before = sim.clone();
+        let bystanders = self.undisturbed(sim, op);
+        let (steps, saves) = (
+            sim.eyes.kernel().applies() - before.eyes.kernel().applies(),
+            sim.disk.saves() - before.disk.saves(),
+        );
+        self.tally.events += 1;
+        self.tally.plans += u64::from(steps > 0);
+        self.tally.steps += steps;
+        self.tally.saves += saves;
+        self.tally.hostile += u64::from(op.is_hostile());
+        let deaths = (0..steps)
+            .flat_map(|n| [Death::BeforeStep(n), Death::AfterStep(n)])
+            .chain((0..saves).flat_map(|n| [Death::BeforeSave(n), Death::AfterSave(n)]));
+        for death in deaths {
+            self.crash(&before, op, &bystanders, death);
+        }
+    }
+
+    /// The event without a crash. Cgroups of owners whom it does not concern.
+    fn undisturbed(&mut self, sim: &mut Sim, op: &Op) -> Vec<CgroupPath> {
+        let before = sim.clone();
+        // Without knowing yet who is concerned: once to find out, once to watch those who are not.
+        let mut trial = sim.clone();
+        if op.happen(&mut trial).is_err() {
+            self.fail(&trial, "without a crash on order", &["crashed".into()]);
+        }
+        let same = |(o, a): &(&Owner, &Assignment)| trial.state.assignments.owners.get(*o) == Some(*a);
+        let bystanders: Vec<CgroupPath> = if op.is_hostile() || matches!(op, Op::End(_) | Op::Vanish(_)) {
+            Vec::new()
+        } else {
+            before.state.assignments.owners.iter().filter(same).map(|(_, a)| a.cgroup.clone()).collect()
+        };
+        sim.eyes.hold_still(&bystanders);
+        let _ = op.happen(sim);
+        self.check(sim, &format!("after {op:?}"));
+        sim.eyes.hold_still(&[]);
+        match sim.answers.last() {
+            Some((_, Answer::Assigned(..))) => self.tally.admitted += 1,
+            Some((_, Answer::Refused(_))) => self.tally.refused += 1,
+            Some((_, Answer::Released(_))) => self.tally.released += 1,
+            _ => {}
+        }
+        sim.answers.clear();
+        self.restart_moves_nothing(sim);
+        bystanders
+    }
+
+    /// I9: a restart alone.
+    fn restart_moves_nothing(&self, sim: &Sim) {
+        let mut sim = sim.clone();
+        let before = (masks(sim.eyes.kernel()), sim.eyes.steps.len(), sim.disk.saves());
+        let owners = sim.state.assignments.owners.clone();
+        let _ = sim.restart();
+        let mut wrong = sim.unsettled();
+        wrong.extend(mask_changes(&before.0, &masks(sim.eyes.kernel())).iter().map(|c| format!("I9: {c:?}")));
+        wrong.extend(sim.eyes.steps[before.1..].iter().map(|s| format!("a restart wrote {}", s.shell(""))));
+        if sim.disk.saves() != before.2 {
+            wrong.push("a restart saved".into());
+        }
+        if sim.state.assignments.owners != owners {
+            wrong.push("a restart changed the table".into());
+        }
+        if !wrong.is_empty() {
+            self.fail(&sim, "a restart when nothing had changed", &wrong);
+        }
+    }
+
+    fn crash(&mut self, before: &Sim, op: &Op, bystanders: &[CgroupPath], death: Death) {
+        let mut sim = before.clone();
+        sim.eyes.hold_still(bystanders);
+        match death {
+            Death::BeforeStep(n) => sim.eyes.others(|k| k.fault(n, Fault::CrashBefore)),
+            Death::AfterStep(n) => sim.eyes.others(|k| k.fault(n, Fault::CrashAfter)),
+            Death::BeforeSave(n) => sim.disk.fault(n, DiskFault::CrashBefore),
+            Death::AfterSave(n) => sim.disk.fault(n, DiskFault::CrashAfter),
+        }
+        if op.happen(&mut sim).is_ok() {
+            self.fail(&sim, &format!("{op:?} with {death:?}"), &["did not crash".into()]);
+        }
+        self.tally.crashes += 1;
+        let at = sim.eyes.steps.len();
+        let durable = sim.disk.record().ok().flatten().map(|r| r.assignments.owners).unwrap_or_default();
+        let mut wrong = Vec::new();
+        // What the event does not release is still on record.
+        for (owner, held) in &before.state.assignments.owners {
+            let released = match op {
+                Op::Release(who) => who.as_ref().is_none_or(|o| o == owner),
+                Op::End(path) | Op::Vanish(path) => held.cgroup.is_within(path),
+                Op::Ambush { during, .. } => match &**during {
+                    Op::Release(who) => who.as_ref().is_none_or(|o| o == owner),
+                    Op::End(path) | Op::Vanish(path) => held.cgroup.is_within(path),
+                    _ => false,
+                },
+                _ => false,
+            };
+            if !released && durable.get(owner).is_none_or(|d| d.cpus != held.cpus || d.cgroup != held.cgroup)
+            {
+                wrong.push(format!("lost from the record: {owner}"));
+            }
+        }
+        // A process that an admission was to bring dies with its command; one that had entered lives on.
+        let gone: BTreeSet<&Owner> = durable
+            .iter()
+            .filter(|(o, a)| {
+                let k = sim.eyes.kernel();
+                let lives = k.threads().any(|t| k.cgroup_of(t).is_some_and(|c| c.is_within(&a.cgroup)));
+                k.id(&a.cgroup).is_none() || matches!(o, Owner::Run(_)) && !lives
+            })
+            .map(|(o, _)| o)
+            .collect();
+        let _ = sim.restart();
+        wrong.extend(sim.unsettled());
+        for (owner, held) in &durable {
+            let now = sim.state.assignments.owners.get(owner);
+            let kept = now.is_some_and(|n| n.cpus == held.cpus && n.cgroup == held.cgroup);
+            if kept == gone.contains(owner) {
+                wrong.push(format!("{owner}: durable {held:?}, now {now:?}"));
+            }
+        }
+        if sim.state.assignments.owners.keys().any(|o| !durable.contains_key(o)) {
+            wrong.push("an owner came from nowhere".into());
+        }
+        self.tally.recovery_steps += (sim.eyes.steps.len() - at) as u64;
+        if !wrong.is_empty() {
+            self.fail(&sim, &format!("{op:?} with {death:?}"), &wrong);
+        }
+        sim.eyes.hold_still(&[]);
+        self.quiet(&mut sim, &format!("{op:?} with {death:?}"));
+        self.everything_back(&sim, &format!("{op:?} with {death:?}, then all released"));
+    }
+
+    fn check(&self, sim: &mut Sim, where_: &str) {
+        let wrong = sim.unsettled();
+        if !wrong.is_empty() {
+            self.fail(sim, where_, &wrong);
+        }
+        self.quiet(sim, where_);
+    }
+
+    /// Looking again changes nothing.
+    fn quiet(&self, sim: &mut Sim, where_: &str) {
+        let before = (sim.eyes.steps.len(), sim.disk.saves(), sim.reports.len());
+        let _ = sim.tick();
+        let mut wrong: Vec<String> =
+            sim.eyes.steps[before.0..].iter().map(|s: &Step| format!("wrote {}", s.shell(""))).collect();
+        wrong.extend(sim.reports[before.2..].iter().map(|f| format!("reported {}", f.kind)));
+        if sim.disk.saves() != before.1 {
+            wrong.push("saved".into());
+        }
+        wrong.append(&mut sim.faults);
+        if !wrong.is_empty() {
+            self.fail(sim, &format!("{where_}: a look at nothing new"), &wrong);
+        }
+    }
+
+    /// `release --all`.
+    fn everything_back(&self, sim: &Sim, where_: &str) {
+        let mut sim = sim.clone();
+        let answer = sim.release(None);
+        let mut wrong = sim.unsettled();
+        if !matches!(answer, Ok(Answer::Released(_))) {
+            wrong.push(format!("answered {answer:?}"));
+        }
+        if !sim.state.assignments.owners.is_empty() {
+            wrong.push("somebody still holds CPUs".into());
+        }
+        wrong.extend(sim.eyes.not_put_back(!sim.eyes.kernel().behaviour().empty_writes));
+        if !wrong.is_empty() {
+            self.fail(&sim, where_, &wrong);
+        }
+    }
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => text.parse().unwrap_or_else(|e| panic!("{name}={text:?}: {e}")),
+        Err(_) => default,
+    }
+}
+
+#[test]
+fn a_crash_at_every_step() {
+    let (count, first) = (number("TRUEPIN_CRASH_HISTORIES", 1000), number("TRUEPIN_CRASH_SEED", 1));
+    let (next, failed) = (AtomicU64::new(first), AtomicBool::new(false));
+    let total = Mutex::new(Tally::default());
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while !failed.load(Ordering::Relaxed) {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= first + count {
+                        break;
+                    }
+                    let mut history = History { seed, tally: Tally::default() };
+                    let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| history.run()));
+                    if let Err(cause) = run {
+                        failed.store(true, Ordering::Relaxed);
+                        std::panic::resume_unwind(cause);
+                    }
+                    total.lock().unwrap().add(&history.tally);
+                }
+            });
+        }
+    });
+    let t = total.into_inner().unwrap();
+    println!(
+        "seeds {first} to {}: {} histories, {} events ({} hostile; {} admitted, {} refused, {} released), {} plans, \
+         {} kernel steps, {} saves, {} crash points, {} steps of recovery",
+        first + count - 1,
+        t.histories,
+        t.events,
+        t.hostile,
+        t.admitted,
+        t.refused,
+        t.released,
+        t.plans,
+        t.steps,
+        t.saves,
+        t.crashes,
+        t.recovery_steps
+    );
+    assert_eq!(t.histories, count);
+    assert!(count < 1000 || t.plans >= 1000 && t.crashes > t.plans, "too little was tried: {t:?}");
+}

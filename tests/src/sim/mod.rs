@@ -1,0 +1,477 @@
+//! truepin without a machine: `reconcile::step` driven as the agent drives it, on the fake kernel, with a disk and a
+//! probe that can fail on order.
+//!
+//! Steps: an outside event goes in; effects are carried out in order, and one that has a result feeds it back as an
+//! event before the next outside event. A crash drops everything but the kernel and the disk; a restart begins with
+//! the record that was durable.
+//! Invariants watched on the way: nothing is written before the table in memory is durable (I5); every event ends
+//! with an idle state; whatever [`Eyes`] sees.
+
+mod disk;
+mod eyes;
+pub mod history;
+mod probe;
+
+pub use disk::{Disk, DiskFault, Saved};
+pub use eyes::{Eyes, Foreign};
+pub use probe::Script;
+
+use crate::fake::FakeKernel;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
+use truepin::{
+    CgroupPath, CpuId, CpuSet, CpuTopology, Owner,
+    assignments::Mode,
+    ledger::{LedgerSample, Probe},
+    observed::{Kernel, Observed, Scope, Step},
+    plan::{self, Plan, Planned},
+    reconcile::{
+        Answer, Effect, Event, Finding, ForeignWrite, Home, KernelFacts, Settings, State, Ticket,
+        step as reconcile_step,
+    },
+    request::{AlignmentPolicy, Isolation, Request},
+    sweep::{self, SetFinding, TaskMask, TaskSweep},
+    verdict::{ClockState, Evidence, Instant, Tolerance, Verdict},
+};
+use truepin_agent::executor::execute;
+
+/// What stays the same over restarts.
+#[derive(Debug)]
+pub struct Setup {
+    /// Configuration.
+    pub settings: Settings,
+    /// The machine.
+    pub topology: CpuTopology,
+    /// What probing found.
+    pub facts: KernelFacts,
+    /// CPUs that no owner gets.
+    pub reserved: CpuSet,
+    /// The pool keeps off them.
+    pub strict_reserved: bool,
+}
+
+impl Setup {
+    /// A plain one: slice `truepin.slice`, three repairs a minute, no roles.
+    #[must_use]
+    pub fn plain(topology: CpuTopology, reserved: CpuSet, exclusive: bool) -> Self {
+        let settings = Settings {
+            audit: false,
+            slice: "truepin.slice".parse().unwrap_or_default(),
+            isolation: Isolation::Auto,
+            repairs_per_minute: 3,
+            roles: BTreeMap::new(),
+            kthread_budget_ns_per_s: 10_000_000,
+            tolerance: Tolerance { tick_ns: 4_000_000, per_switch_ns: 10_000 },
+        };
+        let facts = KernelFacts { cpuset: true, exclusive, empty_refused: false, bpf: true };
+        Self { settings, topology, facts, reserved, strict_reserved: false }
+    }
+}
+
+/// The agent is dead; [`Sim::restart`] brings a new one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Crashed;
+
+/// One agent on one machine.
+#[derive(Debug, Clone)]
+pub struct Sim {
+    /// What stays the same.
+    pub setup: Arc<Setup>,
+    /// The kernel, observed.
+    pub eyes: Eyes,
+    /// The record.
+    pub disk: Disk,
+    /// The evidence.
+    pub probe: Script,
+    /// The agent's mind.
+    pub state: State,
+    /// Both clocks.
+    pub now: Instant,
+    /// What was answered since the last restart.
+    pub answers: Vec<(Ticket, Answer)>,
+    /// What was reported since the last restart.
+    pub reports: Vec<Finding>,
+    /// What the agent watches.
+    pub watching: Vec<CgroupPath>,
+    /// Where the agent keeps itself.
+    pub confined: CpuSet,
+    /// What the simulation itself found wrong.
+    pub faults: Vec<String>,
+    next_ticket: Ticket,
+}
+
+const MILLISECOND: u64 = 1_000_000;
+/// Far more effects than any event has: beyond that it never ends.
+const ENDLESS: usize = 2_000;
+/// An echo finds nothing to do; a few may, when somebody else writes as well.
+const ECHOES: usize = 8;
+
+fn echo(step: &Step) -> Option<ForeignWrite> {
+    let Step::Write { path, file, .. } = step else { return None };
+    Some(ForeignWrite { path: path.clone(), file: Some(*file), writer: None })
+}
+
+impl Sim {
+    /// A first agent on `kernel`, after `Event::Started`.
+    #[must_use]
+    pub fn new(setup: Setup, kernel: FakeKernel) -> Self {
+        let eyes = Eyes::new(kernel, setup.settings.slice.clone());
+        let setup = Arc::new(setup);
+        let mut sim = Self {
+            state: fresh(&setup, None),
+            setup,
+            eyes,
+            disk: Disk::default(),
+            probe: Script::default(),
+            now: Instant { mono_ns: 1_000_000_000, wall_ns: 1_700_000_000_000_000_000 },
+            answers: Vec::new(),
+            reports: Vec::new(),
+            watching: Vec::new(),
+            confined: CpuSet::new(),
+            faults: Vec::new(),
+            next_ticket: 1,
+        };
+        sim.state = fresh(&sim.setup, None);
+        // No crash is on order yet.
+        let _ = sim.happens(Event::Started);
+        sim
+    }
+
+    /// A new agent after a crash.
+    pub fn restart(&mut self) -> Result<(), Crashed> {
+        self.eyes.restart();
+        self.disk.restart();
+        let record = match self.disk.record() {
+            Ok(record) => record,
+            Err(e) => {
+                self.faults.push(format!("the durable record does not decode: {e}"));
+                None
+            }
+        };
+        self.eyes.log.push("restart".into());
+        self.probe = Script::default();
+        self.state = fresh(&self.setup, record);
+        (self.answers, self.reports) = (Vec::new(), Vec::new());
+        (self.watching, self.confined) = (Vec::new(), CpuSet::new());
+        self.happens(Event::Started)
+    }
+
+    /// Time passes.
+    pub fn wait(&mut self, ns: u64) {
+        self.now.mono_ns += ns;
+        self.now.wall_ns += ns;
+    }
+
+    /// An outside event, and everything that follows from it: also the notifications of truepin's own writes, which
+    /// come back from the kernel like everybody's.
+    pub fn happens(&mut self, event: Event) -> Result<(), Crashed> {
+        let mut from = self.eyes.steps.len();
+        self.drive(event)?;
+        for _ in 0..ECHOES {
+            let writes: Vec<ForeignWrite> = self.eyes.steps[from..].iter().filter_map(echo).collect();
+            if writes.is_empty() {
+                return Ok(());
+            }
+            from = self.eyes.steps.len();
+            self.wait(MILLISECOND);
+            self.drive(Event::Disturbed { writes, departures: Vec::new() })?;
+        }
+        self.faults.push(format!("truepin answered to its own writes more than {ECHOES} times"));
+        Ok(())
+    }
+
+    fn drive(&mut self, event: Event) -> Result<(), Crashed> {
+        self.wait(MILLISECOND);
+        let mut events = VecDeque::from([event]);
+        let mut count = 0;
+        while let Some(event) = events.pop_front() {
+            for effect in self.step(event) {
+                count += 1;
+                events.extend(self.carry_out(effect)?);
+            }
+            if count > ENDLESS {
+                self.faults.push(format!("an event had more than {ENDLESS} effects"));
+                return Ok(());
+            }
+        }
+        if !self.state.is_idle() {
+            self.faults.push("nothing is left to do and the state is not idle".into());
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, event: Event) -> Vec<Effect> {
+        self.probe.now_ns = self.now.mono_ns;
+        let effects = reconcile_step(&mut self.state, event, self.now);
+        self.eyes.learn(&self.state.assignments);
+        effects
+    }
+
+    fn carry_out(&mut self, effect: Effect) -> Result<Option<Event>, Crashed> {
+        Ok(match effect {
+            Effect::Persist(record) => match self.disk.save(&record) {
+                Saved::Durable => Some(Event::Persisted(Ok(()))),
+                Saved::Failed(why) => Some(Event::Persisted(Err(why.into()))),
+                Saved::Dead => return Err(Crashed),
+            },
+            Effect::Observe(scope) => Some(Event::Observed(self.eyes.observe(&scope))),
+            Effect::Apply(steps) => {
+                self.intent_is_durable(&steps);
+                let tried = execute(&mut self.eyes, steps);
+                if self.eyes.kernel().crashed() {
+                    return Err(Crashed);
+                }
+                Some(Event::Applied(tried))
+            }
+            Effect::Configure(watched) => {
+                let done = self.probe.configure(&watched).map_err(|e| e.to_string());
+                Some(Event::Configured(done.and_then(|()| self.evidence())))
+            }
+            Effect::SweepTasks(owners) => Some(Event::Swept(self.sweep(&owners))),
+            Effect::Collect => Some(Event::Collected(self.evidence())),
+            Effect::Confine(cpus) => {
+                self.confined = cpus;
+                None
+            }
+            Effect::Watch(paths) => {
+                self.watching = paths;
+                None
+            }
+            Effect::Reply(ticket, answer) => {
+                self.answers.push((ticket, answer));
+                None
+            }
+            Effect::Report(finding) => {
+                self.eyes.log.push(format!("  says: {}", finding.kind));
+                self.reports.push(finding);
+                None
+            }
+        })
+    }
+
+    /// I5, and first values before the first write.
+    fn intent_is_durable(&mut self, steps: &[Planned]) {
+        let record = match self.disk.record() {
+            Ok(record) => record,
+            Err(e) => return self.faults.push(format!("the durable record does not decode: {e}")),
+        };
+        let durable = record.as_ref().map(|r| &r.assignments.owners);
+        if durable.map_or(!self.state.assignments.owners.is_empty(), |d| *d != self.state.assignments.owners)
+        {
+            self.faults.push(format!(
+                "I5: steps are applied for {:?} while {durable:?} is durable",
+                self.state.assignments.owners
+            ));
+        }
+        for planned in steps {
+            let Step::Write { path, file, .. } = &planned.step else { continue };
+            let first = record.as_ref().and_then(|r| r.first.get(path));
+            let known = first
+                .is_some_and(|f| self.eyes.kernel().id(path) == Some(f.id) && f.files.contains_key(file));
+            if !known && !path.is_within(&self.setup.settings.slice) {
+                self.faults.push(format!("I5: {} before its first value is durable", planned.step.shell("")));
+            }
+        }
+    }
+
+    /// Everything known now.
+    pub fn evidence(&mut self) -> Result<Arc<Evidence>, String> {
+        self.probe.now_ns = self.now.mono_ns;
+        let mut sample = LedgerSample::default();
+        self.probe.collect(&mut sample).map_err(|e| e.to_string())?;
+        Ok(Arc::new(Evidence {
+            at: self.now,
+            ledger: Some(sample),
+            usage: self.probe.usage(),
+            noise: BTreeMap::new(),
+            clock: ClockState { source: "tsc".into(), suspended_ns: 0 },
+            online: self.eyes.kernel().online().clone(),
+        }))
+    }
+
+    fn sweep(&self, owners: &[(Owner, CgroupPath)]) -> TaskSweep {
+        let kernel = self.eyes.kernel();
+        let task = |tid: u32| {
+            let allowed = kernel.mask(tid)?.clone();
+            let last_cpu = allowed.first().unwrap_or(CpuId(0));
+            Some(TaskMask { tid, comm: format!("task{tid}"), allowed, last_cpu, runnable: true })
+        };
+        let inside = |path: &CgroupPath| {
+            kernel
+                .threads()
+                .filter(|t| kernel.cgroup_of(*t).is_some_and(|c| c.is_within(path)))
+                .collect::<Vec<_>>()
+        };
+        let owned = owners
+            .iter()
+            .flat_map(|(o, p)| inside(p).into_iter().filter_map(task).map(|t| (o.clone(), t)))
+            .collect();
+        let at_root = kernel.threads().filter(|t| kernel.cgroup_of(*t).is_some_and(CgroupPath::is_root));
+        TaskSweep { owned, outside: at_root.filter_map(task).collect() }
+    }
+
+    fn ticket(&mut self) -> Ticket {
+        self.next_ticket += 1;
+        self.next_ticket
+    }
+
+    /// The answer to a ticket.
+    #[must_use]
+    pub fn answer(&self, ticket: Ticket) -> Option<&Answer> {
+        self.answers.iter().find(|(t, _)| *t == ticket).map(|(_, a)| a)
+    }
+
+    /// Somebody asks; the answer. None at all is a fault of its own.
+    pub fn ask(&mut self, event: impl FnOnce(Ticket) -> Event) -> Result<Answer, Crashed> {
+        let ticket = self.ticket();
+        self.happens(event(ticket))?;
+        let answer = self.answer(ticket).cloned();
+        Ok(answer.unwrap_or_else(|| {
+            self.faults.push("a question was not answered".into());
+            Answer::Failed("no answer".into())
+        }))
+    }
+
+    /// An admission.
+    pub fn admit(&mut self, wish: &Wish) -> Result<Answer, Crashed> {
+        self.ask(|ticket| Event::Admit {
+            ticket,
+            request: wish.request.clone(),
+            exactly: wish.exactly.clone(),
+            home: wish.home.clone(),
+            pid: wish.pid,
+        })
+    }
+
+    /// A release, of one owner or of all.
+    pub fn release(&mut self, owner: Option<&Owner>) -> Result<Answer, Crashed> {
+        self.ask(|ticket| Event::Release { ticket, owner: owner.cloned() })
+    }
+
+    /// The safety net: nothing is known to have changed.
+    pub fn tick(&mut self) -> Result<(), Crashed> {
+        self.happens(Event::Disturbed { writes: Vec::new(), departures: Vec::new() })
+    }
+
+    /// What is read now of everything that a plan looks at.
+    pub fn observe(&mut self) -> Observed {
+        let scope: Scope = self.state.desired().scope();
+        match self.eyes.observe(&scope) {
+            Ok(observed) => observed,
+            Err(e) => {
+                self.faults.push(e.to_string());
+                Observed::default()
+            }
+        }
+    }
+
+    /// The plan that would be made now.
+    pub fn plan(&mut self) -> Plan {
+        let observed = self.observe();
+        plan::diff(&self.state.desired(), &observed)
+    }
+
+    /// The faults of the sets now.
+    pub fn set_faults(&mut self) -> Vec<SetFinding> {
+        let observed = self.observe();
+        sweep::sets(&self.state.desired(), &observed)
+    }
+
+    /// The mode in which an owner is held.
+    #[must_use]
+    pub fn mode(&self, owner: &Owner) -> Option<Mode> {
+        self.state.assignments.owners.get(owner).map(|a| a.mode)
+    }
+
+    /// The verdict on an owner since its epoch began.
+    pub fn verdict(&mut self, owner: &Owner) -> Option<Verdict> {
+        let now = self.evidence().ok()?;
+        self.state.verdict(owner, None, &now)
+    }
+
+    /// Everything that must be true when nothing is left to do; what is not, in words.
+    pub fn unsettled(&mut self) -> Vec<String> {
+        let mut wrong = std::mem::take(&mut self.faults);
+        wrong.append(&mut self.eyes.breaches);
+        let plan = self.plan();
+        wrong.extend(plan.steps.iter().map(|s| format!("a step is left: {}", s.step.shell(""))));
+        wrong.extend(plan.problems.iter().map(|p| format!("a problem is left: {p}")));
+        wrong.extend(self.set_faults().iter().map(|f| format!("{}: {}", f.owner, f.fault)));
+        wrong.extend(self.eyes.look());
+        match self.disk.record() {
+            Ok(record) => {
+                let durable = record.map(|r| r.assignments.owners).unwrap_or_default();
+                if durable != self.state.assignments.owners {
+                    wrong.push("the table differs from the durable one".into());
+                }
+            }
+            Err(e) => wrong.push(format!("the durable record does not decode: {e}")),
+        }
+        let exclusive = self.state.assignments.exclusive();
+        if !self.confined.is_disjoint(&exclusive) {
+            wrong.push(format!("the agent runs on {} though {exclusive} are exclusive", self.confined));
+        }
+        wrong
+    }
+}
+
+/// What is asked for in an admission.
+#[derive(Debug, Clone)]
+pub struct Wish {
+    /// The request.
+    pub request: Request,
+    /// Exactly these CPUs.
+    pub exactly: Option<CpuSet>,
+    /// Where.
+    pub home: Home,
+    /// A process to put there.
+    pub pid: Option<u32>,
+}
+
+impl Wish {
+    /// `cpus` CPUs for `owner`, in its own cgroup when it is a cgroup, else in a new one.
+    #[must_use]
+    pub fn new(owner: Owner, cpus: u32, isolation: Isolation) -> Self {
+        let home = match &owner {
+            Owner::Cgroup(path) => Home::Existing(path.clone()),
+            _ => Home::New,
+        };
+        let request = Request {
+            owner,
+            cpus,
+            numa: AlignmentPolicy::BestEffort,
+            whole_cores: false,
+            near: truepin::NodeSet::new(),
+            isolation,
+        };
+        Self { request, exactly: None, home, pid: None }
+    }
+
+    /// With exactly these CPUs.
+    #[must_use]
+    pub fn on(mut self, cpus: CpuSet) -> Self {
+        self.exactly = Some(cpus);
+        self
+    }
+
+    /// With a process.
+    #[must_use]
+    pub fn with(mut self, pid: u32) -> Self {
+        self.pid = Some(pid);
+        self
+    }
+}
+
+fn fresh(setup: &Setup, record: Option<truepin::checkpoint::Checkpoint>) -> State {
+    State::new(
+        setup.settings.clone(),
+        setup.topology.clone(),
+        setup.facts,
+        "00000000-0000-4000-8000-000000000001".into(),
+        setup.reserved.clone(),
+        setup.strict_reserved,
+        record,
+    )
+}
