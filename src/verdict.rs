@@ -440,8 +440,9 @@ fn execution(subject: &Subject, v: &Verdict, elapsed_ns: u64, faults: &mut Vec<S
                 .unwrap_or_default();
             faults.push(format!("CPU {}: foreign tasks ran for {}{who}", account.cpu, millis(t.foreign_ns)));
         }
-        // u128: nanoseconds times nanoseconds a second.
-        let budget = u128::from(subject.kthread_budget_ns_per_s) * u128::from(elapsed_ns) / 1_000_000_000;
+        // A rate needs a second: less is judged as one. u128: nanoseconds times nanoseconds a second.
+        let span = u128::from(elapsed_ns.max(1_000_000_000));
+        let budget = u128::from(subject.kthread_budget_ns_per_s) * span / 1_000_000_000;
         if u128::from(t.kthread_unbound_ns) > budget {
             faults.push(format!(
                 "CPU {}: kernel threads that could run elsewhere took {} (budget {})",

@@ -153,6 +153,7 @@ pub fn prepare(config: &Config, paths: &Paths) -> Result<Prepared, StartError> {
     let writers = || Writers::new(&mount.root);
     let writers = optional(config.sources.writers, writers, "writers of files stay unknown", &mut notes);
     let collector = Collector::new(probe, &paths.sysfs, &mount.root);
+    give_memory_back();
     let declared = config.cgroups.iter().filter_map(|c| {
         let cpus = c.cpus.clone().filter(|_| c.role == Role::Owner)?;
         let owner = c.owner.clone().unwrap_or_else(|| Owner::Cgroup(c.path.clone()));
@@ -250,3 +251,15 @@ fn reserved(wanted: &Reserve, topology: &CpuTopology) -> CpuSet {
         }
     }
 }
+
+/// Parsing the kernel's BTF leaves some 20 MB of free heap behind, which glibc would keep for as long as the agent runs.
+#[cfg(target_env = "gnu")]
+#[allow(unsafe_code, reason = "malloc_trim(3) has no safe wrapper; it takes no pointer and is thread-safe")]
+fn give_memory_back() {
+    // SAFETY: see above.
+    unsafe { nix::libc::malloc_trim(0) };
+}
+
+/// Other C libraries return memory by themselves.
+#[cfg(not(target_env = "gnu"))]
+fn give_memory_back() {}

@@ -2,7 +2,8 @@
 //!
 //! Needs root, BTF and a cgroup2 mount; cpusets are not needed. Each test says so and ends when one is missing.
 //! Times come from a machine that others use too, so bounds are wide where the scheduler decides; counts are exact.
-//! Broken chains are not asserted to be none: some kernels run no BPF program while a thread of PID 1 is current.
+//! Broken chains are asserted to be none only with `TRUEPIN_STRICT_CHAIN` set (in guests on distribution kernels): some
+//! kernels run no BPF program while a thread of PID 1 is current.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test code: a panic is a failure")]
 
 mod support;
@@ -81,6 +82,10 @@ fn role() {
             }
             raise(Signal::SIGSTOP).unwrap();
         }
+        "flap" => loop {
+            pin(0);
+            pin(1);
+        },
         other => panic!("no role {other}"),
     }
 }
@@ -146,6 +151,9 @@ fn the_owner_and_a_foreign_task() {
     assert_eq!((b.owner, b.generation, a.from_ns), (cgroup.id(), 7, b.from_ns));
     assert_eq!(last.cpus.len(), 1, "CPU 0 is not watched: {:?}", last.cpus);
     assert!(last.missing.is_empty());
+    if std::env::var_os("TRUEPIN_STRICT_CHAIN").is_some() {
+        assert_eq!((b.breaks, b.times.unknown_ns), (0, 0));
+    }
     let times = b.times.since(&a.times).unwrap();
     assert!(b.switches - a.switches > 100, "{b:?}");
 
@@ -229,7 +237,8 @@ fn departures_are_counted_and_reported() {
     let cgroup = Cgroup::new("depart");
     let inner = cgroup.child("inner");
     probe.configure(&[cgroup.watched("1", 3)]).unwrap();
-    let hop = run("hop", Some(&inner), "0,1");
+    // Its other thread stays where it is.
+    let hop = run("hop", Some(&inner), "1");
     hop.await_stop();
     // The record of its thread's fork was less than a millisecond ago, perhaps.
     sleep(Duration::from_millis(5));
@@ -282,6 +291,29 @@ fn departures_are_counted_and_reported() {
     });
     assert!(collect(&mut probe).owners[0].departures > owner.departures);
     drop((hop, fork));
+}
+
+/// Nobody reads: the ring fills, what finds no room is counted, and the count of departures goes on. At a record in a
+/// millisecond that takes four seconds.
+#[test]
+fn a_full_ring_is_no_secret() {
+    let Some(_guard) = machine("a_full_ring_is_no_secret") else { return };
+    let mut probe = BpfProbe::load().unwrap();
+    let cgroup = Cgroup::new("ring");
+    probe.configure(&[cgroup.watched("1", 1)]).unwrap();
+    let flap = run("flap", Some(&cgroup), "1");
+    wait_for("the ring to fill", || probe.health().unwrap().ring_drops > 50);
+    flap.stop();
+    let sample = collect(&mut probe);
+    let mut events = Vec::new();
+    let count = probe.drain(&mut events).unwrap();
+    // 56 bytes and a header of 8 each; the kernel never fills the last one.
+    assert_eq!(count, 256 * 1024 / 64 - 1);
+    assert!(sample.owners[0].departures >= count as u64 + sample.health.ring_drops, "{:?}", sample.owners);
+    // Read, it has room again.
+    flap.go_on();
+    wait_for("another record", || probe.drain(&mut events).unwrap() > 0);
+    assert!(probe.health().unwrap().ring_drops >= sample.health.ring_drops);
 }
 
 #[test]
@@ -353,6 +385,16 @@ fn a_gap_shows_in_the_link() {
     drop((own, other));
 }
 
+#[allow(unsafe_code, reason = "nix has no wrapper of sched_setscheduler")]
+fn real_time(tid: u32, priority: i32) {
+    let param = nix::libc::sched_param { sched_priority: priority };
+    // SAFETY: the parameter lives as long as the call.
+    let done = unsafe {
+        nix::libc::sched_setscheduler(tid.try_into().unwrap(), nix::libc::SCHED_FIFO, &raw const param)
+    };
+    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+}
+
 /// The task that is there is not the one that was seen to come: neither gets the time.
 #[test]
 fn a_broken_chain_is_nobodys() {
@@ -361,21 +403,38 @@ fn a_broken_chain_is_nobodys() {
     let cgroup = Cgroup::new("chain");
     let own = run("burn", Some(&cgroup), "1");
     probe.configure(&[cgroup.watched("1", 1)]).unwrap();
-    // Another task may be there both times, on a busy machine.
-    wait_for("a broken chain", || {
-        let before = on(&collect(&mut probe), 1);
-        probe.detach_switch();
-        own.stop();
-        let sample = collect(&mut probe);
-        let after = on(&sample, 1);
-        probe.attach_switch().unwrap();
-        own.go_on();
-        assert_conserved(&sample);
-        let unknown = after.times.unknown_ns - before.times.unknown_ns;
-        assert_eq!(unknown > 0, after.breaks > before.breaks, "{before:?} {after:?}");
-        // With the program away this is the one slice since the last sample, but for what ran before it went.
-        after.breaks > before.breaks && unknown > 100_000
-    });
+    wait_for("the owner to run", || on(&collect(&mut probe), 1).times.owner_ns > 50_000_000);
+    // Real-time: while it goes it is there, however busy the machine is. The main thread, which sleeps, is above the
+    // one that spins: it takes the signals.
+    for task in std::fs::read_dir(format!("/proc/{}/task", own.id())).unwrap() {
+        let tid: u32 = task.unwrap().file_name().to_str().unwrap().parse().unwrap();
+        real_time(tid, if tid == own.id() { 2 } else { 1 });
+    }
+    // Found by a flush, and found by the next switch. On some kernels chains break without help now and then, so one
+    // found is not enough.
+    for by_flush in [true, false] {
+        let broke = |_: &u32| {
+            let before = on(&collect(&mut probe), 1);
+            probe.detach_switch();
+            own.stop();
+            let mut sample = LedgerSample::default();
+            if by_flush {
+                sample = collect(&mut probe);
+            }
+            probe.attach_switch().unwrap();
+            own.go_on();
+            if !by_flush {
+                sleep(Duration::from_millis(5));
+                sample = collect(&mut probe);
+            }
+            assert_conserved(&sample);
+            let after = on(&sample, 1);
+            after.breaks > before.breaks && after.times.unknown_ns > before.times.unknown_ns
+        };
+        let broken = (0..20).filter(broke).count();
+        eprintln!("broken chains found by {}: {broken} of 20", if by_flush { "flush" } else { "switch" });
+        assert!(broken >= 18, "{broken} of 20 were found, by_flush {by_flush}");
+    }
 }
 
 #[test]
@@ -395,6 +454,51 @@ fn cpus_that_are_not_there_are_missing() {
     let e = probe.configure(&both).unwrap_err();
     assert!(e.cause.contains("CPUs 1 of cgroup") && e.cause.contains("another owner"), "{e}");
     assert_eq!(collect(&mut probe).owners.len(), 2);
+}
+
+/// No window spans an absence: the epoch before and the epoch after cannot be subtracted.
+#[test]
+fn a_cpu_that_was_away_starts_anew() {
+    let test = "a_cpu_that_was_away_starts_anew";
+    let Some(_guard) = machine(test) else { return };
+    if std::env::var_os("TRUEPIN_HOTPLUG").is_none() {
+        return skip(&format!("ledger_host::{test}"), "TRUEPIN_HOTPLUG is not set: CPU 1 would go offline");
+    }
+    let online = |yes: &str| std::fs::write("/sys/devices/system/cpu/cpu1/online", yes).unwrap();
+    let mut probe = BpfProbe::load().unwrap();
+    let (a, b) = (Cgroup::new("away"), Cgroup::new("next"));
+    probe.configure(&[a.watched("1", 1)]).unwrap();
+    let before = collect(&mut probe);
+    online("0");
+    for _ in 0..2 {
+        let during = collect(&mut probe);
+        assert_eq!((during.missing.to_string().as_str(), during.cpus.len()), ("1", 0));
+    }
+    online("1");
+    let after = collect(&mut probe);
+    assert!(after.missing.is_empty());
+    assert!(on(&after, 1).from_ns > on(&before, 1).to_ns, "a new epoch");
+    assert_conserved(&after);
+    sleep(Duration::from_millis(50));
+    let later = collect(&mut probe);
+    assert_eq!(on(&later, 1).from_ns, on(&after, 1).from_ns, "which goes on");
+    assert_conserved(&later);
+
+    // Another owner while it is away.
+    online("0");
+    probe.configure(&[b.watched("1", 5)]).unwrap();
+    assert!(probe.ended().is_empty(), "it could not be flushed");
+    assert_eq!(collect(&mut probe).missing.to_string(), "1");
+    online("1");
+    let sample = collect(&mut probe);
+    assert_eq!((on(&sample, 1).owner, on(&sample, 1).generation), (b.id(), 5));
+    assert_conserved(&sample);
+    // And no owner.
+    online("0");
+    probe.configure(&[]).unwrap();
+    assert!(collect(&mut probe).missing.is_empty());
+    online("1");
+    assert!(collect(&mut probe).cpus.is_empty());
 }
 
 /// Entries of dead tasks make room when the table fills.

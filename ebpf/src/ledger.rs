@@ -6,6 +6,10 @@
 //! (4) the next task is classified and, if it is an intruder, remembered.
 //! Invariant: the sum over the classes plus the open slice is the time since the epoch began.
 //!
+//! A false alarm that is accepted: a thread that is not its process's leader and calls exec takes over the leader's pid
+//! while it runs, so that slice is a broken chain. Comparing addresses of tasks instead would miss a broken chain when
+//! an address is used again.
+//!
 //! Cost: the owner's own cgroup costs one comparison, any other cgroup that was the last one seen on its side of the
 //! owner's border one or two more. That memory needs no invalidation but a new owner: an id is never used again for
 //! another cgroup, and cgroup v2 cannot move a cgroup to another parent.

@@ -18,6 +18,9 @@ const NS_PER_TICK: u64 = 10_000_000;
 
 impl BpfProbe {
     pub(super) fn read(&mut self, sample: &mut LedgerSample) -> Result<(), BpfError> {
+        if self.dirty {
+            return Err(BpfError::HalfConfigured);
+        }
         sample.begun_ns = monotonic_ns()?;
         sample.missing = CpuSet::new();
         let mut done = Vec::new();

@@ -124,6 +124,9 @@ pub enum BpfError {
         /// As configured.
         expected: u64,
     },
+    /// A sample now would mix two configurations.
+    #[error("the last change of owners failed half-way, and none has been made since")]
+    HalfConfigured,
     /// More owners than the maps hold.
     #[error("{count} owners, at most {max} can be watched")]
     TooManyOwners {

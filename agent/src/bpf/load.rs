@@ -44,9 +44,12 @@ const OFFSETS: [(&str, &str, &str); 13] = [
     ("KERNFS_NODE_ID", "kernfs_node", "id"),
 ];
 
-/// Byte offsets by word, of the running kernel.
+/// The words of the kernel half's read-only map with their byte offsets in the running kernel's structs.
 pub fn offsets() -> Result<Vec<(&'static str, u32)>, BpfError> {
-    let path = Path::new(KERNEL_BTF);
+    offsets_in(Path::new(KERNEL_BTF))
+}
+
+fn offsets_in(path: &Path) -> Result<Vec<(&'static str, u32)>, BpfError> {
     let blob = fs::read(path).map_err(|source| BpfError::NoBtf { path: path.into(), source })?;
     let find = |btf: btf::Btf<'_>| {
         OFFSETS.iter().map(|(word, name, member)| Ok((*word, btf.offset(name, member)?))).collect()
@@ -152,4 +155,40 @@ pub(super) fn misses(bpf: &Ebpf, name: &'static str, text: &mut String) -> Resul
     text.lines().find_map(|line| line.strip_prefix("recursion_misses:")?.trim().parse().ok()).ok_or_else(
         || BpfError::Content { path: path.into(), found: text.clone(), expected: "a line recursion_misses" },
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use truepin::ledger::ProbeError;
+
+    #[test]
+    fn a_kernel_without_types_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vmlinux");
+        let e = ProbeError::from(offsets_in(&path).unwrap_err());
+        assert_eq!(e.operation, format!("read the kernel's type information {}", path.display()));
+        assert!(e.cause.contains("No such file"), "{e}");
+
+        fs::write(&path, b"\x7fELF").unwrap();
+        let e = ProbeError::from(offsets_in(&path).unwrap_err());
+        assert_eq!(e.operation, format!("find the kernel's structs in {}", path.display()));
+        assert_eq!(e.cause, "BTF magic is 0x457f, expected 0xeb9f");
+
+        // A blob with no types at all.
+        let mut blob = vec![0x9f, 0xeb, 1, 0];
+        for word in [24u32, 0, 0, 0, 1] {
+            blob.extend(word.to_le_bytes());
+        }
+        blob.push(0);
+        fs::write(&path, &blob).unwrap();
+        let e = ProbeError::from(offsets_in(&path).unwrap_err());
+        assert_eq!(e.cause, "the kernel's BTF has no struct task_struct");
+    }
+
+    #[test]
+    fn possible_cpus_are_ascending() {
+        let cpus = possible_cpus().unwrap();
+        assert!(!cpus.is_empty() && cpus.windows(2).all(|w| w[0] < w[1]));
+    }
 }

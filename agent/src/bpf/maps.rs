@@ -76,11 +76,14 @@ impl Maps {
         gone_is_fine(self.owners.remove(&cgroup)).map_err(BpfError::map("OWNERS", "remove from"))
     }
 
-    /// Forgets every owner, known or not.
+    /// The owners that the kernel half knows, in no order.
+    pub(super) fn owner_ids(&self) -> Result<Vec<u64>, BpfError> {
+        self.owners.keys().collect::<Result<_, _>>().map_err(BpfError::map("OWNERS", "read"))
+    }
+
+    /// Forgets every owner, known here or not.
     pub(super) fn clear_owners(&mut self) -> Result<(), BpfError> {
-        let keys: Vec<u64> =
-            self.owners.keys().collect::<Result<_, _>>().map_err(BpfError::map("OWNERS", "read"))?;
-        keys.into_iter().try_for_each(|key| self.remove_owner(key))
+        self.owner_ids()?.into_iter().try_for_each(|id| self.remove_owner(id))
     }
 
     /// `(migrations, departures)` of an owner since the object was loaded.

@@ -8,7 +8,8 @@
 //! Steps of `collect`: a flush on each watched CPU, then one read of each map.
 //! Invariants: only the flush writes what is read of a slot, so a read is never torn; a CPU that was away starts a new
 //! epoch when it is back (its serial changes), so no window spans the gap; counters are never reset in the kernel,
-//! an owner's start value is subtracted here; after a failed `configure` the next one writes everything anew.
+//! an owner's start value is subtracted here; after a `configure` that failed half-way there are no samples until the
+//! next one, which writes everything anew.
 //!
 //! Not seen: a CPU that goes offline and comes back between two samples. Its idle task is what left and what returned,
 //! so that time is idle time, which it was.
@@ -228,3 +229,9 @@ impl AsRawFd for BpfProbe {
         self.maps.ring.as_raw_fd()
     }
 }
+
+/// The agent's loop may live on any thread.
+const _: fn() = || {
+    fn sendable<T: Send>() {}
+    sendable::<BpfProbe>();
+};

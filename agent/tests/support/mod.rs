@@ -43,11 +43,11 @@ pub(crate) fn cgroup2() -> Option<PathBuf> {
     })
 }
 
-/// Asks until the answer is yes; 20 s, for machines that others use too.
+/// Asks until the answer is yes; a minute, for machines that others use too.
 pub(crate) fn wait_for(what: &str, mut yes: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_mins(1);
     while !yes() {
-        assert!(Instant::now() < until, "waited 20 s for {what}");
+        assert!(Instant::now() < until, "waited a minute for {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }

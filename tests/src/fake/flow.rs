@@ -19,9 +19,16 @@ impl FakeKernel {
         claim.intersection(&self.cs(self.parent(i)).granted)
     }
 
-    /// A member's effective set, before inheritance.
+    /// What a valid partition may hold. 6.12 does not look at siblings here.
+    pub(super) fn grant_for_partition(&self, i: Ix) -> CpuSet {
+        if self.behaviour.is_lax() { self.granted_now(i) } else { self.grantable(i, self.cs(i).claim()) }
+    }
+
+    /// A member's effective set; in 6.12 before inheritance, so that it may be empty.
     pub(super) fn within_parent(&self, i: Ix) -> CpuSet {
-        self.cs(i).cpus.intersection(&self.cs(self.parent(i)).effective)
+        let above = &self.cs(self.parent(i)).effective;
+        let within = self.cs(i).cpus.intersection(above);
+        if within.is_empty() && self.behaviour.is_lax() { above.clone() } else { within }
     }
 
     /// Whether tasks depend on this cgroup's own CPUs, that is: on none of the partitions below. `except` is a
@@ -30,7 +37,7 @@ impl FakeKernel {
         if self.groups[i].tasks_here > 0 {
             return true;
         }
-        if except.is_none() && self.cs(i).children_served == 0 {
+        if except.is_none() && self.cs(i).children_served == 0 && !self.behaviour.is_lax() {
             return self.populated(i);
         }
         self.dependants_below(i, except)
@@ -38,10 +45,11 @@ impl FakeKernel {
 
     fn dependants_below(&self, i: Ix, except: Option<Ix>) -> bool {
         self.cpuset_children(i).into_iter().any(|child| {
-            if self.cs(child).state.is_valid() && Some(child) != except {
+            let exempt = Some(child) == except;
+            if self.cs(child).state.is_valid() && !exempt || exempt && self.behaviour.is_lax() {
                 return false;
             }
-            Some(child) != except && self.populated(child) || self.dependants_below(child, except)
+            !exempt && self.populated(child) || self.dependants_below(child, except)
         })
     }
 
@@ -73,6 +81,9 @@ impl FakeKernel {
         }
         let usable = cpus.intersection(&self.active);
         self.cs_mut(to).effective |= &usable;
+        if self.behaviour.is_lax() {
+            self.cs_mut(to).effective = self.cs(to).effective.intersection(&self.active);
+        }
     }
 
     pub(super) fn mark_isolated(&mut self, isolated: bool, cpus: &CpuSet) {
@@ -86,7 +97,7 @@ impl FakeKernel {
     /// The effective set of a valid partition. Its own partitions that no longer fit become invalid.
     pub(super) fn partition_effective(&mut self, i: Ix) -> CpuSet {
         let dependants = self.has_dependants(i, None);
-        let mut left = self.grantable(i, self.cs(i).claim()).intersection(&self.active);
+        let mut left = self.grant_for_partition(i).intersection(&self.active);
         for child in self.cpuset_children(i) {
             if !self.cs(child).state.is_valid() {
                 continue;
@@ -127,23 +138,31 @@ impl FakeKernel {
 
     /// One cgroup of a walk; whether to walk on below it.
     fn settle(&mut self, i: Ix, is_start: bool, force: bool) -> bool {
-        let remote = self.cs(i).remote;
+        let lax = self.behaviour.is_lax();
+        let before = self.cs(i).state;
+        let mut remote = self.cs(i).remote;
         if remote && !is_start {
-            return false;
+            // In 6.12 a remote partition does not follow what is above it.
+            let granted = if lax { self.granted_now(i) } else { return false };
+            if granted == self.cs(i).granted {
+                return false;
+            }
+            self.change_remote(i, None, &granted);
+            remote = self.cs(i).state == before;
         }
-        if !is_start && !self.cs(i).exclusive.is_empty() {
+        if !is_start && !lax && !self.cs(i).exclusive.is_empty() {
             self.cs_mut(i).granted = self.grantable(i, &self.cs(i).exclusive);
         }
         let parent = self.parent(i);
-        let before = self.cs(i).state;
+        let now = self.cs(i).state;
         let serves = self.cs(parent).state.is_valid();
-        self.scratch = if remote || serves && before.is_valid() {
+        self.scratch = if remote || serves && now.is_valid() {
             self.partition_effective(i)
         } else {
             self.within_parent(i)
         };
         // A partition without CPUs is allowed as long as nothing runs there: its parent judges.
-        let bare = before.is_valid() && self.scratch.is_empty();
+        let bare = now.is_valid() && self.scratch.is_empty() && !(remote && lax);
         let mut ask_parent = bare;
         if !bare && !remote {
             if self.scratch.is_empty() {
@@ -151,16 +170,16 @@ impl FakeKernel {
             }
             let same =
                 self.scratch == self.cs(i).effective && self.cs(parent).balanced == self.cs(i).balanced;
-            if before == State::Member && !force && same {
+            if now == State::Member && !force && same {
                 return false;
             }
         }
-        let mut after = before;
+        let mut after = now;
         if (bare || !remote) && !is_start && before != State::Member {
             if serves {
                 ask_parent = true;
             } else {
-                after = before.invalidated();
+                after = now.invalidated();
                 let orphaned = self.cs(parent).state.is_invalid();
                 self.cs_mut(i).reason =
                     Some(if orphaned { Reason::ParentInvalid } else { Reason::ParentMember });
@@ -179,7 +198,15 @@ impl FakeKernel {
         let parent = self.parent(i);
         self.cs_mut(i).effective = self.scratch.clone();
         self.cs_mut(i).state = after;
-        if after.is_valid() && self.cs(i).exclusive.is_empty() {
+        let explicit = !self.cs(i).exclusive.is_empty();
+        if self.behaviour.is_lax() {
+            if after.is_valid() || explicit {
+                self.cs_mut(i).granted = self.granted_now(i);
+            }
+            if !after.is_valid() {
+                self.forget_grant(i);
+            }
+        } else if after.is_valid() && !explicit {
             self.cs_mut(i).granted = self.grantable(i, &self.cs(i).cpus);
         } else if after.is_invalid() {
             self.forget_grant(i);
@@ -188,6 +215,8 @@ impl FakeKernel {
         self.refresh_tasks(i);
         if !after.is_valid() {
             self.cs_mut(i).balanced = self.cs(parent).balanced;
+        } else if !self.cs(i).cpus.is_empty() && self.cs(i).balanced {
+            self.rebuild = true;
         }
     }
 
@@ -212,22 +241,28 @@ impl FakeKernel {
         }
     }
 
-    /// Scheduler balancing follows the partition, or the parent where there is none.
-    pub(super) fn follow_balance(&mut self, i: Ix) {
-        let balanced = match self.cs(i).state {
+    /// Scheduler balancing follows the partition, or the parent where there is none; `before` is the state that
+    /// the change found.
+    pub(super) fn follow_balance(&mut self, i: Ix, before: State) {
+        let state = self.cs(i).state;
+        let balanced = match state {
             State::Valid(kind) => kind != PartitionKind::Isolated,
             _ => self.cs(self.parent(i)).balanced,
         };
+        if state.is_valid() || before.is_valid() || balanced != self.cs(i).balanced {
+            self.rebuild = true;
+        }
         self.cs_mut(i).balanced = balanced;
     }
 
     /// The children of `parent` (but not `except`) after its effective set changed.
     pub(super) fn refresh_siblings(&mut self, parent: Ix, except: Option<Ix>) {
         for sibling in self.cpuset_children(parent) {
-            if Some(sibling) == except {
+            let valid = self.cs(sibling).state.is_valid();
+            if Some(sibling) == except || valid && self.behaviour.is_lax() {
                 continue;
             }
-            if !self.cs(sibling).state.is_valid() {
+            if !valid {
                 self.scratch = self.within_parent(sibling);
                 if self.scratch == self.cs(sibling).effective {
                     continue;

@@ -4,7 +4,7 @@
 //! CPU while something runs there becomes invalid, and a valid one again when a CPU returns.
 
 use super::{Errno, FakeKernel, Ix, ROOT, Reason, State};
-use truepin::{CpuId, CpuSet, partition::PartitionKind};
+use truepin::{CpuId, CpuSet};
 
 impl FakeKernel {
     /// 0 or 1 into `/sys/devices/system/cpu/cpuN/online`.
@@ -18,28 +18,20 @@ impl FakeKernel {
         if online {
             self.active.insert(cpu);
         } else {
-            let last = self.behaviour.keeps_last_cpu && self.domain_with(cpu).len() == 1;
-            if self.active.len() == 1 || last {
-                // Refused, and yet what was running there has been pushed away.
-                self.active.remove(cpu);
-                self.push_away();
-                self.active.insert(cpu);
+            if self.active.len() == 1 {
                 return Err(Errno::EBUSY);
             }
             self.active.remove(cpu);
             self.push_away();
+            if self.behaviour.keeps_last_cpu && !self.has_bandwidth(Some(cpu), &self.domain_with(cpu)) {
+                // Refused, and yet what was running there has been pushed away.
+                self.active.insert(cpu);
+                return Err(Errno::EBUSY);
+            }
         }
         self.follow_online();
+        self.rebuild_domains();
         Ok(())
-    }
-
-    /// The scheduler domain that balances over `cpu`; empty on an isolated CPU.
-    pub(super) fn domain_with(&self, cpu: CpuId) -> CpuSet {
-        let balances =
-            |cs: &super::Cpuset| cs.state == State::Valid(PartitionKind::Root) && cs.effective.contains(cpu);
-        let live = self.paths.values().filter(|i| self.groups[**i].has_cpuset);
-        let found = live.map(|i| self.cs(*i)).find(|cs| balances(cs));
-        found.map_or_else(CpuSet::new, |cs| cs.effective.clone())
     }
 
     /// A busy task none of whose CPUs is left falls back to its cpuset's asked-for set, else to every CPU, and
@@ -67,6 +59,7 @@ impl FakeKernel {
         if left == self.cs(ROOT).effective && self.handed_out.is_empty() {
             return;
         }
+        self.rebuild = true;
         if left.is_subset(&self.handed_out) {
             // Nothing left for the root: partitions have to fight for the CPUs again.
             self.handed_out = CpuSet::new();
@@ -81,10 +74,15 @@ impl FakeKernel {
 
     fn follow_below(&mut self, i: Ix) {
         let effective = self.after_hotplug(i);
-        if effective != self.cs(i).effective {
-            let inherits = effective.is_empty() && !self.cs(i).state.is_valid();
-            let above = self.parent(i);
-            self.cs_mut(i).effective = if inherits { self.cs(above).effective.clone() } else { effective };
+        let (cs, above) = (self.cs(i), self.cs(self.parent(i)));
+        let changed = effective != cs.effective;
+        // To 6.12 nodes that are inherited always look changed, and then the CPUs are set without the tasks.
+        let renewed = cs.mems.intersection(&above.mems_effective) != cs.mems_effective;
+        if changed || renewed && !self.behaviour.is_lax() {
+            let inherits = effective.is_empty() && !cs.state.is_valid();
+            self.cs_mut(i).effective = if inherits { above.effective.clone() } else { effective };
+        }
+        if changed {
             self.refresh_tasks(i);
         }
         for child in self.cpuset_children(i) {
@@ -102,13 +100,17 @@ impl FakeKernel {
         if self.cs(i).remote || self.cs(i).state.is_valid() && serves {
             effective = self.partition_effective(i);
         }
-        if self.cs(i).remote && effective.is_empty() && self.has_dependants(i, None) {
+        // 7.3 knows that the root has taken everything back.
+        let revoked = self.behaviour.is_lax() && self.handed_out.is_empty();
+        if self.cs(i).remote && (revoked || effective.is_empty() && self.has_dependants(i, None)) {
             self.cs_mut(i).reason = Some(Reason::Hotplug);
             self.disable_remote(i);
             effective = self.within_parent(i);
+            self.rebuild = true;
         }
+        let revoked = self.behaviour.is_lax() && self.handed_out.is_empty();
         let state = self.cs(i).state;
-        if state.is_valid() && !self.cs(i).remote && (!serves || self.starves(i, &effective)) {
+        if state.is_valid() && !self.cs(i).remote && (!serves || revoked || self.starves(i, &effective)) {
             self.invalidate_local(i);
             return self.partition_effective(i);
         }

@@ -61,26 +61,26 @@ impl FakeKernel {
     }
 
     fn perform(&mut self, step: &Step) -> Result<(), KernelError> {
-        let (operation, value, result) = match step {
-            Step::Create(path) => ("mkdir", None, self.mkdir(path)),
-            Step::Remove(path) => ("rmdir", None, self.rmdir(path)),
+        let (value, result) = match step {
+            Step::Create(path) => (None, self.mkdir(path)),
+            Step::Remove(path) => (None, self.rmdir(path)),
             Step::Enable(path) => {
                 let text = "+cpuset";
-                ("write", Some(text.into()), self.write_file(path, "cgroup.subtree_control", text))
+                (Some(text.into()), self.write_file(path, "cgroup.subtree_control", text))
             }
             Step::Write { path, file, new, .. } => {
                 let text = new.to_string();
                 // With the newline that makes an empty list a write at all.
                 let result = self.write_file(path, file.name(), &format!("{text}\n"));
-                ("write", Some(text), result)
+                (Some(text), result)
             }
             Step::Enter { path, pid } => {
                 let text = pid.to_string();
                 let result = self.write_file(path, "cgroup.procs", &text);
-                ("write", Some(text), result)
+                (Some(text), result)
             }
         };
-        result.map_err(|e| error(operation, target(step), value, e))
+        result.map_err(|e| error(step, value, e))
     }
 
     fn observe_one(&self, i: Ix) -> CgroupObserved {
@@ -163,7 +163,7 @@ impl Kernel for FakeKernel {
         self.applies += 1;
         match fault {
             None => self.perform(step),
-            Some(Fault::Fail(errno)) => Err(error("write", target(step), None, errno)),
+            Some(Fault::Fail(errno)) => Err(error(step, None, errno)),
             Some(Fault::CrashBefore) => Err(self.crash(target(step))),
             Some(Fault::CrashAfter) => {
                 // Dead before it could learn the result.
@@ -192,6 +192,12 @@ fn dead(target: String) -> KernelError {
     KernelError { operation: CRASH, target, value: None, errno: None, cause }
 }
 
-fn error(operation: &'static str, target: String, value: Option<String>, errno: Errno) -> KernelError {
-    KernelError { operation, target, value, errno: Some(errno.0), cause: errno.words().into() }
+fn error(step: &Step, value: Option<String>, errno: Errno) -> KernelError {
+    let operation = match step {
+        Step::Create(_) => "mkdir",
+        Step::Remove(_) => "rmdir",
+        Step::Enable(_) | Step::Write { .. } | Step::Enter { .. } => "write",
+    };
+    let (target, cause) = (target(step), errno.words().into());
+    KernelError { operation, target, value, errno: Some(errno.0), cause }
 }

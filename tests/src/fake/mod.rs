@@ -9,8 +9,15 @@
 //! themselves and go, CPUs that go and come. [`truepin::observed::Kernel`] is implemented on top of these same
 //! operations, so truepin and a hostile third party go through one door.
 //! `tree`: directories, controllers, threaded mode. `tasks`: affinity. `writes`: the two CPU lists and the memory
-//! nodes. `partition`: who becomes one and who ceases to be one. `flow`: effective sets, from a cgroup down to
-//! its last descendant. `hotplug`. `files`: text in, text out.
+//! nodes; `lax`: the same on 7.3. `partition`, `remote`: who becomes one and who ceases to be one. `flow`:
+//! effective sets, from a cgroup down to its last descendant. `hotplug`, `domains`: CPUs that go and come, and
+//! why they may be kept. `files`: text in, text out.
+//! Beside the model: `invariants` and [`Guarded`] look at it; [`script`], [`chance`] and [`lockstep`] hold it to the
+//! truth.
+//!
+//! How a test uses it. Build a machine with [`FakeKernel::new`], enable cpuset below the root with
+//! [`FakeKernel::write_file`], [`FakeKernel::spawn`] the tasks; hand it (or a [`Guarded`] around it) to what drives
+//! [`truepin::observed::Kernel`]; put a [`Fault`] on the k-th `apply`. It is a value: `clone` is a snapshot.
 //!
 //! The model is *path dependent on purpose*: real kernels leave states behind that no rule about sets explains
 //! (a set that is shared between two partitions after hotplug, a mask that outlives its cpuset). Where such a
@@ -20,6 +27,8 @@
 //! the threads in the subtree, itself included; `paths` names exactly the live cgroups.
 
 mod behaviour;
+pub mod chance;
+mod domains;
 mod errno;
 mod files;
 mod flow;
@@ -27,17 +36,24 @@ mod guarded;
 mod hotplug;
 mod invariants;
 mod kernel;
+mod lax;
 mod list;
+mod lockstep;
 mod partition;
+mod real;
+mod remote;
+pub mod script;
 mod tasks;
 mod tree;
 mod writes;
 
-pub use behaviour::Behaviour;
+pub use behaviour::{Behaviour, Model};
 pub use errno::Errno;
 pub use guarded::Guarded;
 pub use invariants::{Enforced, Masks, Pool, invariants, leaks, mask_changes, masks, stale_masks};
 pub use kernel::{CRASH, Fault};
+pub use lockstep::{Difference, LockstepError, Report, lockstep, lockstep_here, lockstep_of};
+pub use real::child_entry;
 
 use std::collections::BTreeMap;
 use truepin::{CgroupId, CgroupPath, CpuSet, NodeSet, partition::PartitionKind};
@@ -204,7 +220,7 @@ struct Task {
 /// What kind of task to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TaskTraits {
-    /// Always on a CPU, so that it is pushed away at once when that CPU leaves. A sleeper keeps its mask.
+    /// On a CPU when that CPU leaves, so that it is pushed away at once when that CPU leaves. A sleeper keeps its mask.
     pub busy: bool,
     /// A kernel thread.
     pub kthread: bool,
@@ -231,6 +247,9 @@ pub struct FakeKernel {
     remotes: Vec<Ix>,
     /// Real kernels keep one scratch set per write and hand it down; a nested walk overwrites it. See `flow`.
     scratch: CpuSet,
+    domains: Vec<domains::Domain>,
+    /// Some change wants the domains rebuilt.
+    rebuild: bool,
     next_id: u64,
     next_pid: u32,
     applies: u64,
@@ -272,6 +291,8 @@ impl FakeKernel {
         let mut kernel = Self {
             behaviour,
             possible: online.clone(),
+            domains: vec![domains::Domain::built(online.clone())],
+            rebuild: false,
             active: online,
             possible_nodes: nodes,
             paths: BTreeMap::from([(CgroupPath::root(), ROOT)]),
@@ -288,7 +309,8 @@ impl FakeKernel {
             faults: BTreeMap::new(),
             crashed: false,
         };
-        kernel.new_task(ROOT, None, kernel.possible.clone(), TaskTraits::default(), None);
+        let traits = TaskTraits { busy: true, ..TaskTraits::default() };
+        kernel.new_task(ROOT, None, kernel.possible.clone(), traits, None);
         kernel
     }
 

@@ -23,7 +23,7 @@ impl FakeKernel {
             return;
         }
         let becomes = wanted.is_valid();
-        if becomes && self.cs(i).exclusive.is_empty() {
+        if becomes && self.cs(i).exclusive.is_empty() && !self.behaviour.is_lax() {
             self.cs_mut(i).granted = self.grantable(i, &self.cs(i).cpus);
         }
         let mut result = self.guard(i, becomes);
@@ -54,8 +54,10 @@ impl FakeKernel {
             self.mark_isolated(self.cs(i).state.isolates(), &granted);
         }
         self.refresh_down(i, !becomes);
-        self.follow_balance(i);
+        // An invalid partition that is written again starts like a member.
+        self.follow_balance(i, if becomes && old.is_invalid() { State::Member } else { old });
         self.state_changed(i, old);
+        self.rebuild_domains();
     }
 
     /// Forbids (or again allows) overlap with siblings.
@@ -89,13 +91,17 @@ impl FakeKernel {
         }
     }
 
+    /// The CPUs that a partition is taken to hold: 6.12 goes by its claim, 7.3 by what it was granted.
+    fn booked(&self, i: Ix) -> &CpuSet {
+        if self.behaviour.is_lax() { &self.cs(i).granted } else { self.cs(i).claim() }
+    }
+
     fn enable_local(&mut self, i: Ix, kind: PartitionKind) -> Result<(), Reason> {
-        let claim = self.cs(i).claim().clone();
-        let leaves = self.grantable(i, &claim);
+        let leaves = self.grant_for_partition(i);
         if leaves.is_empty() {
             return Err(Reason::ExclusiveList);
         }
-        if self.starves(i, &claim) {
+        if self.starves(i, if self.behaviour.is_lax() { &leaves } else { self.cs(i).claim() }) {
             return Err(Reason::ParentStarves);
         }
         self.exchange(i, State::Valid(kind), Exchange { leaves, served: 1, ..Exchange::default() });
@@ -107,7 +113,11 @@ impl FakeKernel {
         if !self.cs(self.parent(i)).state.is_valid() || cs.claim().is_empty() {
             return;
         }
-        let returns = if cs.state.is_invalid() { CpuSet::new() } else { self.grantable(i, cs.claim()) };
+        let returns = match cs.state {
+            State::Invalid(_) => CpuSet::new(),
+            _ if self.behaviour.is_lax() => cs.granted.clone(),
+            _ => self.grantable(i, cs.claim()),
+        };
         let served = if returns.is_empty() { 0 } else { -1 };
         self.exchange(i, State::Member, Exchange { returns, served, ..Exchange::default() });
     }
@@ -119,7 +129,7 @@ impl FakeKernel {
             return;
         }
         let returns = if self.cs(self.parent(i)).state.is_valid() {
-            self.grantable(i, cs.claim())
+            self.grantable(i, self.booked(i))
         } else {
             CpuSet::new()
         };
@@ -147,13 +157,13 @@ impl FakeKernel {
             if self.cs(i).state.is_invalid() {
                 exchange.leaves = self.grantable(i, new);
             } else {
-                exchange.returns = self.grantable(i, &claim.difference(new));
-                exchange.leaves = self.grantable(i, &new.difference(&claim));
+                exchange.returns = self.grantable(i, &self.booked(i).difference(new));
+                exchange.leaves = self.grantable(i, &new.difference(self.booked(i)));
             }
             if starves && exchange.returns.is_disjoint(&self.active) {
                 problem = Some(Reason::ParentStarves);
                 exchange.leaves = CpuSet::new();
-                exchange.returns = self.grantable(i, &claim);
+                exchange.returns = self.grantable(i, self.booked(i));
             }
         }
         self.judge(i, exchange, problem);
@@ -177,7 +187,7 @@ impl FakeKernel {
         if self.starves(i, &claim) {
             problem = Some(Reason::ParentStarves);
             if state.is_valid() {
-                exchange.returns = self.grantable(i, &claim);
+                exchange.returns = self.grantable(i, self.booked(i));
             }
         } else if state.is_invalid() && claim.is_subset(&self.cs(parent).granted) {
             let free = self
@@ -193,7 +203,7 @@ impl FakeKernel {
             }
         }
         if self.judge(i, exchange, problem) {
-            self.follow_balance(i);
+            self.follow_balance(i, state);
         }
         Ok(())
     }
@@ -248,87 +258,5 @@ impl FakeKernel {
             self.refresh_siblings(parent, Some(i));
         }
         self.state_changed(i, old);
-    }
-
-    fn enable_remote(&mut self, i: Ix, kind: PartitionKind) -> Result<(), Reason> {
-        if !self.behaviour.exclusive_file {
-            return Err(Reason::ParentMember);
-        }
-        let cpus = self.grantable(i, self.cs(i).claim());
-        let refused = cpus.is_empty()
-            || !cpus.is_disjoint(&self.handed_out)
-            || self.cs(ROOT).effective.is_subset(&cpus);
-        if refused {
-            return Err(Reason::ExclusiveList);
-        }
-        self.hand_out(ROOT, State::Valid(kind), &cpus);
-        self.cs_mut(i).remote = true;
-        self.remotes.insert(0, i);
-        self.cs_mut(i).reason = None;
-        self.root_changed();
-        Ok(())
-    }
-
-    /// The CPUs of a remote partition return to the root. Without a reason it ends as a member.
-    pub(super) fn disable_remote(&mut self, i: Ix) {
-        let cpus = self.grantable(i, self.cs(i).claim());
-        self.remotes.retain(|r| *r != i);
-        self.cs_mut(i).remote = false;
-        let state = self.cs(i).state;
-        self.take_back(ROOT, state, &cpus);
-        let cs = self.cs_mut(i);
-        cs.state = match (cs.reason, state) {
-            (None, _) | (_, State::Member) => State::Member,
-            (Some(_), State::Valid(kind)) => State::Invalid(kind),
-            (Some(_), State::Invalid(kind)) => State::Valid(kind),
-        };
-        self.forget_grant(i);
-        self.root_changed();
-    }
-
-    /// A remote partition is to hold `new`.
-    pub(super) fn change_remote(&mut self, i: Ix, new: &CpuSet) {
-        if new.is_empty() {
-            self.cs_mut(i).reason = Some(Reason::NothingAsked);
-            self.disable_remote(i);
-            return;
-        }
-        let more = new.difference(&self.cs(i).granted);
-        let less = self.cs(i).granted.difference(new);
-        if !more.is_empty() {
-            if !more.is_disjoint(&self.handed_out) || self.cs(ROOT).effective.is_subset(&more) {
-                self.cs_mut(i).reason = Some(Reason::ParentStarves);
-            }
-            if self.cs(i).reason.is_some() {
-                self.disable_remote(i);
-                return;
-            }
-        }
-        let state = self.cs(i).state;
-        if !more.is_empty() {
-            self.hand_out(ROOT, state, &more);
-        }
-        if !less.is_empty() {
-            self.take_back(ROOT, state, &less);
-        }
-        self.root_changed();
-    }
-
-    /// A cgroup that is about to be granted only `new` ends the remote partitions that use the rest.
-    pub(super) fn end_remotes_beyond(&mut self, i: Ix, new: &CpuSet) {
-        let lost = self.cs(i).granted.difference(new);
-        if lost.is_disjoint(&self.handed_out) {
-            return;
-        }
-        for remote in self.remotes.clone() {
-            if !self.cs(remote).effective.is_disjoint(&lost) {
-                self.disable_remote(remote);
-            }
-        }
-    }
-
-    fn root_changed(&mut self) {
-        self.refresh_tasks(ROOT);
-        self.refresh_siblings(ROOT, None);
     }
 }

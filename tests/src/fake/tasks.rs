@@ -103,13 +103,19 @@ impl FakeKernel {
         let mut threads = if whole { self.threads_of(leader) } else { vec![leader] };
         threads.retain(|t| self.tasks.get(t).is_some_and(|t| t.group != to));
         let Some(first) = threads.first().and_then(|t| self.tasks.get(t)) else { return Ok(()) };
-        let (old, new) = (self.cpuset_of(first.group), self.cpuset_of(to));
+        let (first, new) = (first.group, self.cpuset_of(to));
         let crosses =
             threads.iter().any(|t| self.tasks.get(t).is_some_and(|t| self.cpuset_of(t.group) != new));
         if crosses && self.cs(new).effective.is_empty() {
             return Err(Errno::ENOSPC);
         }
-        let changes = crosses && self.differs(old, new);
+        // 6.12 decides for all threads by the first; 7.3 looks at each.
+        let differs = |t: &u32| self.tasks.get(t).is_some_and(|t| self.differs(t.group, to));
+        let changes = if self.behaviour.is_lax() {
+            threads.iter().any(differs)
+        } else {
+            crosses && (self.differs(first, to) || !self.behaviour.remembers_pins)
+        };
         for thread in threads {
             let Some(task) = self.tasks.get_mut(&thread) else { continue };
             let from = std::mem::replace(&mut task.group, to);
@@ -146,7 +152,7 @@ impl FakeKernel {
     pub(super) fn set_mask(&mut self, thread: u32, allowed: &CpuSet) {
         let Some(task) = self.tasks.get_mut(&thread) else { return };
         let mut mask = allowed.clone();
-        if let Some(wanted) = &task.wanted {
+        if let Some(wanted) = task.wanted.as_ref().filter(|_| self.behaviour.remembers_pins) {
             let both = mask.intersection(wanted);
             if !both.is_empty() {
                 mask = both;
@@ -175,7 +181,8 @@ impl FakeKernel {
             self.possible.intersection(&self.cs(i).effective)
         };
         for (thread, traits) in bound {
-            if i != ROOT || !traits.bound {
+            let exempt = traits.bound || traits.kthread && self.behaviour.is_lax();
+            if i != ROOT || !exempt {
                 self.set_mask(thread, &allowed);
             }
         }
@@ -187,7 +194,8 @@ impl FakeKernel {
         if task.traits.bound {
             return Err(Errno::EINVAL);
         }
-        let allowed = if self.cpuset_of(task.group) == ROOT {
+        // 6.1 allows only what is online in the root cgroup as well.
+        let allowed = if self.cpuset_of(task.group) == ROOT && self.behaviour.remembers_pins {
             let free = self.possible.difference(&self.handed_out);
             if free.is_disjoint(&self.active) { self.possible.clone() } else { free }
         } else {

@@ -233,11 +233,16 @@ impl FakeKernel {
     }
 
     /// The tasks of all children move to the cpuset above in *one* migration, and only then do the children's
-    /// partitions end. The migration looks at the first task alone to decide whether masks need a change.
+    /// partitions end. In 6.12 the migration looks at the first task alone to decide whether masks need a change.
     fn withdraw_cpusets(&mut self, i: Ix) {
         let children = self.cpuset_children(i);
-        let moved =
-            children.iter().find(|c| self.populated(**c)).is_some_and(|first| self.differs(*first, i));
+        let mut populated = children.iter().filter(|c| self.populated(**c));
+        let moved = if self.behaviour.is_lax() {
+            populated.any(|c| self.differs(*c, i))
+        } else {
+            let always = !self.behaviour.remembers_pins;
+            populated.next().is_some_and(|first| self.differs(*first, i) || always)
+        };
         for child in &children {
             self.groups[*child].binds = false;
         }

@@ -5,9 +5,6 @@ use truepin::{CpuSet, NodeSet, partition::PartitionKind};
 
 /// Highest number of nodes of the distribution kernels that the model is held against.
 const NODE_LIMIT: u32 = 1024;
-/// Bandwidth that the deadline server holds on each CPU, and the most that may be used, in percent.
-const SERVER_PERCENT: usize = 5;
-const MOST_PERCENT: usize = 95;
 
 /// What a cpuset would be after a write.
 pub(super) struct Trial {
@@ -27,26 +24,29 @@ impl Trial {
         }
     }
 
-    fn claim(&self) -> &CpuSet {
+    pub(super) fn claim(&self) -> &CpuSet {
         if self.exclusive.is_empty() { &self.cpus } else { &self.exclusive }
     }
 }
 
 impl FakeKernel {
-    fn cpu_limit(&self) -> u32 {
+    pub(super) fn cpu_limit(&self) -> u32 {
         self.possible.last().map_or(1, |c| c.0 + 1)
     }
 
     /// The structural rules that a cpuset keeps with its tasks and its siblings.
     pub(super) fn validate(&self, i: Ix, trial: &Trial) -> Result<(), Errno> {
+        if self.behaviour.is_lax() {
+            return self.validate_lax(i, trial);
+        }
         let cs = self.cs(i);
-        if self.populated(i) && !self.behaviour.empty_writes {
+        if self.populated(i) {
             let emptied = !cs.cpus.is_empty() && trial.cpus.is_empty();
             if emptied || !cs.mems.is_empty() && trial.mems.is_empty() {
                 return Err(Errno::ENOSPC);
             }
         }
-        if cs.guarded && !self.has_bandwidth(&cs.cpus, &trial.cpus) {
+        if cs.guarded && !self.has_bandwidth(cs.cpus.first(), &trial.cpus) {
             return Err(Errno::EBUSY);
         }
         for sibling in self.cpuset_children(self.parent(i)) {
@@ -71,15 +71,11 @@ impl FakeKernel {
         Ok(())
     }
 
-    /// Whether the deadline bandwidth of the scheduler domain of `old` fits into `new`.
-    fn has_bandwidth(&self, old: &CpuSet, new: &CpuSet) -> bool {
-        let Some(first) = old.first() else { return true };
-        let domain = self.domain_with(first);
-        MOST_PERCENT * new.intersection(&self.active).len() >= SERVER_PERCENT * domain.len()
-    }
-
     /// The `cpuset.cpus` file.
     pub(super) fn write_cpus(&mut self, i: Ix, text: &str) -> Result<(), Errno> {
+        if self.behaviour.is_lax() {
+            return self.write_cpus_lax(i, text);
+        }
         let old = self.cs(i).state;
         let mut trial = Trial::of(self.cs(i));
         let mut granted = self.cs(i).granted.clone();
@@ -124,7 +120,7 @@ impl FakeKernel {
         if now.is_valid() || now.is_invalid() && !spoiled {
             let hold = if granted.is_empty() && now.is_invalid() { &trial.cpus } else { &granted };
             if self.cs(i).remote {
-                self.change_remote(i, hold);
+                self.change_remote(i, None, hold);
             } else if spoiled {
                 self.invalidate_local(i);
             } else {
@@ -140,8 +136,9 @@ impl FakeKernel {
         }
         self.refresh_down(i, force);
         if self.cs(i).state != State::Member {
-            self.follow_balance(i);
+            self.follow_balance(i, old);
         }
+        self.rebuild_domains();
         Ok(())
     }
 
@@ -152,6 +149,9 @@ impl FakeKernel {
 
     /// The `cpuset.cpus.exclusive` file.
     pub(super) fn write_exclusive(&mut self, i: Ix, text: &str) -> Result<(), Errno> {
+        if self.behaviour.is_lax() {
+            return self.write_exclusive_lax(i, text);
+        }
         let old = self.cs(i).state;
         let mut trial = Trial::of(self.cs(i));
         trial.exclusive = if text.is_empty() { CpuSet::new() } else { list::parse(text, self.cpu_limit())? };
@@ -173,7 +173,7 @@ impl FakeKernel {
             };
             match (self.cs(i).remote, spoiled) {
                 (true, true) => self.disable_remote(i),
-                (true, false) => self.change_remote(i, &granted),
+                (true, false) => self.change_remote(i, None, &granted),
                 (false, true) => self.invalidate_local(i),
                 (false, false) => self.change_local(i, &granted),
             }
@@ -187,8 +187,9 @@ impl FakeKernel {
             self.refresh_down(i, force);
         }
         if self.cs(i).state != State::Member {
-            self.follow_balance(i);
+            self.follow_balance(i, old);
         }
+        self.rebuild_domains();
         Ok(())
     }
 

@@ -1,0 +1,292 @@
+//! The whole agent, from the command line to the files and back, on a copied cgroup tree: no privilege over the real
+//! cgroups is needed. Derived files do not follow there, so what the kernel makes of the values is the guests' to
+//! test; here it is that the right values arrive, survive a crash, are repaired and put back.
+
+use serde_json::Value;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+const TRUEPIN: &str = env!("CARGO_BIN_EXE_truepin");
+
+/// A machine of 8 CPUs in 2 nodes, and a cgroup tree with two services.
+struct Machine {
+    dir: tempfile::TempDir,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let machine = Self { dir: tempfile::tempdir().unwrap() };
+        let put = |path: String, text: &str| {
+            let path = machine.dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, format!("{text}\n")).unwrap();
+        };
+        let cpu = "sys/devices/system/cpu";
+        for list in ["online", "present", "possible"] {
+            put(format!("{cpu}/{list}"), "0-7");
+        }
+        for n in 0..8 {
+            let node = n / 4;
+            let (core, package) =
+                (format!("{}-{}", n / 2 * 2, n / 2 * 2 + 1), format!("{}-{}", node * 4, node * 4 + 3));
+            for (file, text) in [
+                ("topology/physical_package_id", node.to_string()),
+                ("topology/core_id", (n / 2 % 2).to_string()),
+                ("topology/thread_siblings_list", core.clone()),
+                ("topology/core_cpus_list", core),
+                ("topology/package_cpus_list", package.clone()),
+                ("topology/core_siblings_list", package.clone()),
+                ("cache/index3/level", "3".into()),
+                ("cache/index3/type", "Unified".into()),
+                ("cache/index3/shared_cpu_list", package),
+            ] {
+                put(format!("{cpu}/cpu{n}/{file}"), &text);
+            }
+        }
+        for node in 0..2 {
+            let dir = format!("sys/devices/system/node/node{node}");
+            put(format!("{dir}/cpulist"), if node == 0 { "0-3" } else { "4-7" });
+            put(format!("{dir}/distance"), if node == 0 { "10 21" } else { "21 10" });
+        }
+        put("sys/devices/system/node/online".into(), "0-1");
+        for (cgroup, enabled, cpus) in [
+            ("", "cpuset", ""),
+            ("system.slice", "cpuset", ""),
+            ("system.slice/db", "", ""),
+            ("system.slice/web", "", "2-7"),
+        ] {
+            let file = |name: &str| format!("cgroup/{cgroup}/{name}");
+            put(file("cgroup.controllers"), "cpuset cpu");
+            put(file("cgroup.subtree_control"), enabled);
+            put(file("cgroup.procs"), "");
+            fs::write(machine.dir.path().join(file("cgroup.procs")), "").unwrap();
+            put(file("cpuset.cpus.effective"), "0-7");
+            put(file("cpuset.mems.effective"), "0-1");
+            if cgroup.is_empty() {
+                continue;
+            }
+            put(file("cgroup.type"), "domain");
+            put(file("cgroup.events"), "populated 1\nfrozen 0");
+            put(file("cpuset.cpus"), cpus);
+            put(file("cpuset.mems"), "");
+            put(file("cpuset.cpus.exclusive"), "");
+            put(file("cpuset.cpus.exclusive.effective"), "");
+            put(file("cpuset.cpus.partition"), "member");
+        }
+        machine
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(TRUEPIN);
+        command.args(args).env_clear();
+        for (name, path) in [
+            ("TRUEPIN_CGROUP_ROOT", "cgroup"),
+            ("TRUEPIN_SYSFS_ROOT", ""),
+            ("TRUEPIN_STATE", "state/checkpoint.json"),
+            ("TRUEPIN_SOCKET", "run/truepin.sock"),
+            ("TRUEPIN_CONFIG", "config.toml"),
+        ] {
+            command.env(name, self.path(path));
+        }
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    fn json(&self, args: &[&str]) -> (i32, Value) {
+        let out = self.run(&[args, &["-o", "json"]].concat());
+        let document = serde_json::from_slice(&out.stdout)
+            .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&out.stderr).into_owned()));
+        (out.status.code().unwrap(), document)
+    }
+
+    fn agent(&self, config: &str) -> Agent {
+        fs::write(self.path("config.toml"), config).unwrap();
+        let log = fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
+        let mut child = self.command(&["agent"]).stdin(Stdio::null()).stderr(log).spawn().unwrap();
+        wait("the agent's answer", || {
+            let ended = child.try_wait().unwrap();
+            assert!(ended.is_none(), "{ended:?}: {}", fs::read_to_string(self.path("log")).unwrap());
+            self.run(&["status"]).status.success()
+        });
+        Agent(child)
+    }
+
+    fn file(&self, cgroup: &str, name: &str) -> String {
+        fs::read_to_string(self.path(&format!("cgroup/{cgroup}/{name}"))).unwrap().trim().to_owned()
+    }
+}
+
+struct Agent(Child);
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+fn wait(what: &str, mut look: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !look() {
+        assert!(start.elapsed() < Duration::from_secs(30), "waited for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The socket lets root alone write.
+fn is_root(test: &str) -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: {test}: needs root");
+    }
+    root
+}
+
+#[test]
+fn assigned_crashed_repaired_and_put_back() {
+    if !is_root("assigned_crashed_repaired_and_put_back") {
+        return;
+    }
+    let m = Machine::new();
+    let agent = m.agent("reserved = \"0-1\"");
+    let (code, owner) = m.json(&["assign", "unit/db.service", "--cgroup", "system.slice/db", "--cpus", "4"]);
+    assert_eq!(
+        (code, owner["cpus"].as_str(), owner["mode"].as_str()),
+        (0, Some("4-7"), Some("partition")),
+        "{owner}"
+    );
+    assert_eq!(owner["schema"], "truepin.owner/1");
+    let db = |file: &str| m.file("system.slice/db", file);
+    assert_eq!(db("cpuset.cpus.exclusive"), "4-7");
+    assert_eq!(db("cpuset.cpus.partition"), "root");
+    assert_eq!(db("cpuset.cpus"), "", "theirs to choose in partition mode");
+    assert_eq!(m.file("system.slice", "cpuset.cpus.exclusive"), "4-7");
+    assert_eq!(m.file("system.slice/web", "cpuset.cpus"), "2-3", "a sibling may not reach over a partition");
+
+    // Everything is durable: kill -9, and a new agent knows.
+    drop(agent);
+    let _agent = m.agent("reserved = \"0-1\"");
+    let (code, list) = m.json(&["list"]);
+    assert_eq!((code, list["owners"][0]["cpus"].as_str()), (0, Some("4-7")), "{list}");
+
+    let file = m.path("cgroup/system.slice/db/cpuset.cpus.partition");
+    fs::write(&file, "member\n").unwrap();
+    wait("the repair", || db("cpuset.cpus.partition") == "root");
+    let (_, status) = m.json(&["status"]);
+    assert!(status["findings"].to_string().contains("cpuset.cpus.partition of /system.slice/db"), "{status}");
+
+    let (code, released) = m.json(&["release", "--all"]);
+    assert_eq!((code, released["owners"][0].as_str()), (0, Some("unit/db.service")), "{released}");
+    for (file, text) in
+        [("cpuset.cpus.exclusive", ""), ("cpuset.cpus.partition", "member"), ("cpuset.cpus", "")]
+    {
+        assert_eq!(db(file), text);
+    }
+    assert_eq!(m.file("system.slice", "cpuset.cpus.exclusive"), "");
+    assert_eq!(m.file("system.slice/web", "cpuset.cpus"), "2-7", "first values come back");
+}
+
+#[test]
+fn refusals_and_exit_codes() {
+    if !is_root("refusals_and_exit_codes") {
+        return;
+    }
+    let m = Machine::new();
+    assert_eq!(m.run(&["list"]).status.code(), Some(3), "no agent");
+    let agent = m.agent("reserved = 2");
+    let assign = |n: &str, more: &[&str]| {
+        let out = m.run(&[&["assign", "run/x", "--cgroup", "/system.slice/db", "--cpus", n], more].concat());
+        (out.status.code(), String::from_utf8(out.stderr).unwrap())
+    };
+    let (code, text) = assign("7", &[]);
+    assert!(code == Some(1) && text.contains("2 on node 0 (1 whole core)"), "{text}");
+    let (code, text) = assign("5", &["--numa", "single-numa-node"]);
+    assert!(code == Some(1) && text.contains("largest that fits one node is 4"), "{text}");
+    let (code, text) = assign("2", &["--near", "eth0"]);
+    assert!(code == Some(2) && text.contains("eth0"), "{text}");
+    let gone = m.run(&["assign", "run/x", "--cgroup", "/nowhere", "--cpus", "1"]);
+    assert_eq!(gone.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&gone.stderr).contains("/nowhere"));
+    assert_eq!(m.json(&["list"]).1["owners"].as_array().map(Vec::len), Some(0), "nothing was left behind");
+    assert_eq!(m.run(&["verify", "run/nobody"]).status.code(), Some(1));
+    assert_eq!(m.run(&["release", "run/nobody"]).status.code(), Some(0), "releasing twice is fine");
+
+    let second = m.command(&["agent", "--socket", "/dev/null/x"]).output().unwrap();
+    let text = String::from_utf8(second.stderr).unwrap();
+    assert!(second.status.code() == Some(3) && text.contains(&format!("pid {}", agent.0.id())), "{text}");
+    assert!(text.contains("hint: "), "{text}");
+}
+
+#[test]
+fn a_damaged_record_is_quarantined_and_start_up_goes_on() {
+    let m = Machine::new();
+    fs::create_dir(m.path("state")).unwrap();
+    fs::write(m.path("state/checkpoint.json"), "{\"schema\":\"truepin.checkpoint/1\"").unwrap();
+    let _agent = m.agent("");
+    let kept: Vec<_> = fs::read_dir(m.path("state/quarantine")).unwrap().map(|e| e.unwrap().path()).collect();
+    assert_eq!(kept.len(), 2, "the record and the reason: {kept:?}");
+    assert!(fs::read_to_string(m.path("log")).unwrap().contains("the record was damaged"));
+}
+
+#[test]
+fn configuration_errors_are_usage() {
+    let m = Machine::new();
+    fs::write(m.path("config.toml"), "resrved = 1").unwrap();
+    let out = m.run(&["agent"]);
+    let text = String::from_utf8(out.stderr).unwrap();
+    assert!(out.status.code() == Some(2) && text.contains("did you mean `reserved`?"), "{text}");
+    let out = m.run(&["status", "--frobnicate"]);
+    assert_eq!(out.status.code(), Some(2));
+}
+
+#[test]
+fn the_machine_as_json_and_as_a_tree() {
+    let m = Machine::new();
+    let (code, t) = m.json(&["topology"]);
+    assert_eq!(
+        (code, t["schema"].as_str(), t["online"].as_str()),
+        (0, Some("truepin.topology/1"), Some("0-7"))
+    );
+    assert_eq!(t["nodes"][1]["cpus"], "4-7");
+    let tree = m.run(&["topology"]);
+    assert!(String::from_utf8(tree.stdout).unwrap().contains("node 1"));
+    let missing = m.run(&["topology", "--root", "/nonexistent"]);
+    assert_eq!(missing.status.code(), Some(3));
+}
+
+/// Every subcommand's help has an example.
+#[test]
+fn help_has_an_example() {
+    for command in ["agent", "run", "assign", "release", "list", "status", "topology", "verify"] {
+        let out = Command::new(TRUEPIN).args([command, "--help"]).output().unwrap();
+        let text = String::from_utf8(out.stdout).unwrap();
+        assert!(out.status.success() && text.contains("Example:\n  truepin "), "{command}: {text}");
+    }
+}
+
+/// A v1 host: one clear error, 3, and what to do.
+#[test]
+fn without_cpuset_on_v2_enforcing_is_refused() {
+    let m = Machine::new();
+    fs::write(m.path("cgroup/cgroup.controllers"), "cpu memory\n").unwrap();
+    fs::write(m.path("config.toml"), "").unwrap();
+    for args in [&["agent"][..], &["run", "--cpus", "1", "--", "true"]] {
+        let out = m.run(args);
+        let text = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(if args[0] == "run" { 125 } else { 3 }), "{text}");
+        assert!(text.contains("not on cgroup v2") && text.contains("--mode audit"), "{text}");
+        assert_eq!(text.matches("error:").count(), 1, "{text}");
+    }
+    assert!(!Path::new(&m.path("state/checkpoint.json")).exists());
+}

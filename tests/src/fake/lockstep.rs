@@ -1,0 +1,205 @@
+//! The fake kernel and a real one do the same scripts, and every value is compared after every operation.
+
+use super::{
+    Behaviour, Errno, FakeKernel,
+    real::RealWorld,
+    script::{self, FakeWorld, Script, ScriptError},
+};
+use std::{collections::BTreeSet, fmt, fs, path::Path, thread, time::Duration};
+use truepin::{CpuSet, NodeSet};
+
+/// The kernel does some things later (a process that has ended still populates its cgroup for a moment on 7.3), so
+/// a difference counts when it is still there after so many looks, so long apart.
+const SETTLES: u32 = 4;
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// One value in which the two kernels differ.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// The script.
+    pub script: String,
+    /// Number of the operation in it, from 1, and its line; 0 for the state before the first.
+    pub op: (usize, String),
+    /// The file, `task NAME`, or `result` for the error number.
+    pub key: String,
+    /// What the fake says.
+    pub fake: String,
+    /// What the real kernel says.
+    pub real: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { script, op: (n, line), key, fake, real } = self;
+        write!(f, "{script}, {n} ({line}), {key}, fake {fake:?}, real {real:?}")
+    }
+}
+
+/// What was compared and what differed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Report {
+    /// Scripts run.
+    pub scripts: usize,
+    /// Operations done, those after a difference excluded.
+    pub ops: usize,
+    /// Values compared.
+    pub values: usize,
+    /// A script ends at the first operation with a difference.
+    pub differences: Vec<Difference>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for difference in &self.differences {
+            writeln!(f, "{difference}")?;
+        }
+        let Self { scripts, ops, values, differences } = self;
+        write!(f, "{scripts} scripts, {ops} operations, {values} values, {} differences", differences.len())
+    }
+}
+
+/// Why the comparison could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum LockstepError {
+    /// A shipped script is wrong.
+    #[error(transparent)]
+    Script(#[from] ScriptError),
+    /// The machine is too small for the scripts, or in use.
+    #[error("lockstep needs {need}, found {found:?}")]
+    Machine {
+        /// What is needed.
+        need: &'static str,
+        /// What is there.
+        found: String,
+    },
+    /// Something around the scripts failed.
+    #[error("{what}: {cause}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        cause: std::io::Error,
+    },
+    /// The fake refused its own set-up.
+    #[error("the fake refuses its set-up: {0}")]
+    Fake(Errno),
+}
+
+/// Runs all scripts on the kernel of this machine, whose cgroup2 is mounted at `mount`, and on the fake.
+///
+/// Needs root, 8 CPUs and 2 NUMA nodes with memory, no partition and no other user of cpusets: a guest. CPUs go
+/// offline and online, top-level cgroups come and go. The binary's `main` must begin with
+/// [`super::child_entry`], because the processes of the scripts are started from the same binary.
+pub fn lockstep(mount: &Path, behaviour: Behaviour) -> Result<Report, LockstepError> {
+    lockstep_of(mount, behaviour, &script::all()?)
+}
+
+/// The same with the behaviour and the scripts that fit the running kernel: below 6.7 members only, below 7 strict,
+/// else lax.
+pub fn lockstep_here(mount: &Path) -> Result<Report, LockstepError> {
+    const RELEASE: &str = "/proc/sys/kernel/osrelease";
+    let release =
+        fs::read_to_string(RELEASE).map_err(|cause| LockstepError::Io { what: RELEASE.into(), cause })?;
+    let mut numbers = release.split(['.', '-']).map(str::parse::<u32>);
+    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
+        return Err(LockstepError::Machine { need: "a kernel release", found: release });
+    };
+    let (behaviour, members_only) = match (major, minor) {
+        (..6, _) | (6, ..7) => (Behaviour::members_only(), true),
+        (6, _) => (Behaviour::strict(), false),
+        _ => (Behaviour::lax(), false),
+    };
+    let mut scripts = script::all()?;
+    scripts.retain(|s| !members_only || s.members_only());
+    lockstep_of(mount, behaviour, &scripts)
+}
+
+/// The same for chosen scripts.
+pub fn lockstep_of(mount: &Path, behaviour: Behaviour, scripts: &[Script]) -> Result<Report, LockstepError> {
+    let mut real = RealWorld::new(mount)?;
+    let mut report = Report::default();
+    for script in scripts {
+        report.scripts += 1;
+        real.begin()?;
+        let fake = machine(&real, behaviour)?;
+        let run = side_by_side(script, fake, &mut real, &mut report);
+        // The machine is put back even where the run broke off.
+        real.end()?;
+        run?;
+    }
+    real.restore()?;
+    Ok(report)
+}
+
+fn machine(real: &RealWorld, behaviour: Behaviour) -> Result<FakeWorld, LockstepError> {
+    let set = |what, text: &str| {
+        text.parse::<CpuSet>().map_err(|e| LockstepError::Machine { need: what, found: e.to_string() })
+    };
+    let online = set("a list of online CPUs", &RealWorld::online()?)?;
+    let possible = set("a list of possible CPUs", &RealWorld::possible()?)?;
+    let nodes: NodeSet = real.nodes()?.parse().map_err(|e: truepin::idset::ListError| {
+        LockstepError::Machine { need: "a list of memory nodes", found: e.to_string() }
+    })?;
+    if online.to_string() != "0-7" || nodes.to_string() != "0-1" {
+        let found = format!("CPUs {online}, nodes {nodes}");
+        return Err(LockstepError::Machine { need: "CPUs 0-7 online and nodes 0-1", found });
+    }
+    let kernel = FakeKernel::new(behaviour, online, nodes).with_possible(&possible);
+    FakeWorld::new(kernel).map_err(LockstepError::Fake)
+}
+
+fn side_by_side(
+    script: &Script,
+    mut fake: FakeWorld,
+    real: &mut RealWorld,
+    report: &mut Report,
+) -> Result<(), LockstepError> {
+    compare(script, (0, "start"), ("", ""), &fake, real, report)?;
+    for (n, (line, op)) in script.ops.iter().enumerate() {
+        let result = |r: Result<(), Errno>| r.map_or_else(|e| e.to_string(), |()| "ok".into());
+        let (expected, got) = (result(fake.run(op)), result(real.run(op)?));
+        report.ops += 1;
+        let before = report.differences.len();
+        compare(script, (n + 1, line), (&expected, &got), &fake, real, report)?;
+        if report.differences.len() > before {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn compare(
+    script: &Script,
+    op: (usize, &str),
+    results: (&str, &str),
+    fake: &FakeWorld,
+    real: &mut RealWorld,
+    report: &mut Report,
+) -> Result<(), LockstepError> {
+    let mut expected = fake.snapshot();
+    expected.insert("result".into(), results.0.into());
+    let look = || -> Result<script::Snapshot, LockstepError> {
+        let mut got = real.snapshot()?;
+        got.insert("result".into(), results.1.into());
+        Ok(got)
+    };
+    let mut got = look()?;
+    for _ in 0..SETTLES {
+        if got == expected {
+            break;
+        }
+        thread::sleep(SETTLE);
+        got = look()?;
+    }
+    let keys: BTreeSet<_> = expected.keys().chain(got.keys()).collect();
+    for key in keys {
+        let value = |shot: &script::Snapshot| shot.get(key).cloned().unwrap_or_else(|| "nothing".into());
+        let (fake, real) = (value(&expected), value(&got));
+        report.values += 1;
+        if fake != real {
+            let (script, op, key) = (script.name.clone(), (op.0, op.1.to_owned()), key.clone());
+            report.differences.push(Difference { script, op, key, fake, real });
+        }
+    }
+    Ok(())
+}
