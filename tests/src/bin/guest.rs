@@ -4,6 +4,8 @@ use std::process::ExitCode;
 use truepin_tests::guest::{init, workload::worker};
 
 fn main() -> ExitCode {
+    // The processes of the fake kernel's scripts are this binary as well.
+    truepin_tests::fake::child_entry();
     if std::process::id() == 1 {
         let failed = init::main();
         eprintln!("truepin-guest: {failed:#}");

@@ -5,10 +5,11 @@ use super::scenario::Suite;
 
 pub mod demo;
 pub mod enforce;
+pub mod lockstep;
 pub mod smoke;
 
 /// Every suite.
-pub const ALL: &[&Suite] = &[&smoke::SUITE, &enforce::SUITE, &demo::SUITE];
+pub const ALL: &[&Suite] = &[&smoke::SUITE, &enforce::SUITE, &demo::SUITE, &lockstep::SUITE];
 
 /// The suite of this name.
 #[must_use]
