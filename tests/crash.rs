@@ -20,7 +20,7 @@ use std::{
 };
 use truepin::{CgroupPath, Owner, assignments::Assignment, observed::Step, reconcile::Answer};
 use truepin_tests::{
-    fake::{Fault, mask_changes, masks},
+    fake::{Fault, Model, mask_changes, masks},
     sim::{
         DiskFault, Sim,
         history::{Op, Rng, next_op, world},
@@ -269,7 +269,7 @@ impl History {
         if !sim.state.assignments.owners.is_empty() {
             wrong.push("somebody still holds CPUs".into());
         }
-        wrong.extend(sim.eyes.not_put_back(!sim.eyes.kernel().behaviour().empty_writes));
+        wrong.extend(sim.eyes.not_put_back(sim.eyes.kernel().behaviour().model == Model::Strict));
         if !wrong.is_empty() {
             self.fail(&sim, where_, &wrong);
         }

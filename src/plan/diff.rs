@@ -126,15 +126,12 @@ impl Diff<'_> {
                 continue;
             }
             let value = match file {
-                CpusetFile::Cpus => files.cpus.to_string(),
-                CpusetFile::Exclusive => {
-                    files.exclusive.as_ref().map(ToString::to_string).unwrap_or_default()
-                }
+                CpusetFile::Cpus => Some(files.cpus.to_string()),
+                CpusetFile::Exclusive => files.exclusive.as_ref().map(ToString::to_string),
                 // An invalid state cannot be written back; the kind can.
-                CpusetFile::Partition => {
-                    files.partition.as_ref().map_or(PartitionKind::Member, |p| p.kind).to_string()
-                }
+                CpusetFile::Partition => files.partition.as_ref().map(|p| p.kind.to_string()),
             };
+            let Some(value) = value else { continue }; // older kernels lack the file
             self.plan.unrecorded.push(Unrecorded { path: path.clone(), id, file: *file, value });
         }
     }
@@ -157,7 +154,8 @@ impl Diff<'_> {
 
     /// mkdir and `+cpuset`.
     fn prepare(&mut self, path: &CgroupPath, target: &Target) {
-        let needed = target.kind == TargetKind::Chain || target.kind == TargetKind::Owner;
+        // What is left of a released owner keeps to the pool by files of its own, too.
+        let needed = matches!(target.kind, TargetKind::Chain | TargetKind::Owner | TargetKind::Retired);
         if !needed || self.skip(path) {
             return;
         }
@@ -233,13 +231,21 @@ impl Diff<'_> {
         let keep = exclusive_now.intersection(t.exclusive.as_ref().unwrap_or(&exclusive_now));
         let vanishes = want != PartitionKind::Member && keep.is_empty();
         let wrong = owner.mode == Mode::Partition && self.sets_wrong(path, &owner.cpus, files);
-        let reset = now.kind != PartitionKind::Member
+        let must_end = now.kind != PartitionKind::Member
             && (want == PartitionKind::Member || now.invalid.is_some() || vanishes || wrong);
+        let listed = if want == PartitionKind::Member { &exclusive_now } else { &keep };
+        let waits = must_end && !self.chain_lists(path, listed);
+        let reset = must_end && !waits;
+        // One that gives nothing away ends when everybody else has left its CPUs: until then it keeps them out.
+        let has = files.exclusive_effective.as_ref().unwrap_or(&files.effective);
+        let late = want == PartitionKind::Member && now.is_partition() && has.is_subset(&owner.cpus);
         if reset {
-            self.write_partition(Phase::ShrinkExclusive, path, &now, PartitionKind::Member);
+            let phase = if late { Phase::SetPartition } else { Phase::ShrinkExclusive };
+            self.write_partition(phase, path, &now, PartitionKind::Member);
             state = PartitionState::valid(PartitionKind::Member);
         }
-        if exclusive.is_some() && !(keep.is_empty() && self.stays_partition(path, &now)) {
+        let stands = late || self.stays_partition(path, &now);
+        if exclusive.is_some() && !waits && !(keep.is_empty() && stands) {
             self.write_exclusive(Phase::ShrinkExclusive, path, &exclusive_now, keep.clone());
             exclusive_now = keep;
         }
@@ -252,33 +258,50 @@ impl Diff<'_> {
                 keep
             } else if !lost.is_disjoint(&others) {
                 // Everything goes to others before anything is taken: on what nobody has yet, else in the pool.
-                let free = target.difference(&self.held_by_others(path));
-                if free.is_empty() { self.desired.pool.clone() } else { free }
+                let held = self.held_by_others(path);
+                let free = |set: &CpuSet| Some(set.difference(&held)).filter(|s| !s.is_empty());
+                free(target).or_else(|| free(&self.desired.pool)).unwrap_or_else(|| self.desired.pool.clone())
             } else {
                 cpus_now.clone()
             };
-            self.write_cpus(Phase::ShrinkExclusive, path, &cpus_now, next.clone());
+            // What reaches over other owners' CPUs draws back before anything grows, its own parent for one.
+            let early = !lost.is_disjoint(&others);
+            let phase = if early { Phase::Prepare } else { Phase::ShrinkExclusive };
+            self.write_cpus(phase, path, &cpus_now, next.clone());
             cpus_now = next;
             self.write_cpus(Phase::GrowExclusive, path, &cpus_now, target.clone());
         }
         if exclusive.is_some()
             && let Some(target) = &t.exclusive
+            && !waits
+            && !(target.is_empty() && stands)
         {
             self.write_exclusive(Phase::GrowExclusive, path, &exclusive_now, target.clone());
         }
-        if want != PartitionKind::Member && (state.kind != want || state.invalid.is_some()) {
+        if want != PartitionKind::Member && !waits && (state.kind != want || state.invalid.is_some()) {
             self.write_partition(Phase::SetPartition, path, &state, want);
         }
     }
 
-    /// What other owners, and partitions beside this cgroup, have at this moment.
+    /// Whether everything above lists these CPUs as exclusive, so that nothing is lost when a partition on them ends
+    /// (see `list_standing`). What cannot be listed at present is not waited for.
+    fn chain_lists(&self, path: &CgroupPath, cpus: &CpuSet) -> bool {
+        let lists = |up: &CgroupPath| {
+            let exclusive = self.observed.cpuset(up).and_then(|c| c.exclusive.as_ref());
+            exclusive.is_none_or(|e| cpus.is_subset(e))
+                || self.desired.frozen.contains(&(up.clone(), CpusetFile::Exclusive))
+        };
+        path.ancestors().iter().filter(|p| !p.is_root()).all(lists)
+    }
+
+    /// What owners elsewhere, and partitions beside this cgroup, have at this moment.
     fn held_by_others(&self, path: &CgroupPath) -> CpuSet {
         let has = |(p, o): (&CgroupPath, &super::OwnerCgroup)| {
-            let files = self.observed.cpuset(p).filter(|_| p != path)?;
+            let files = self.observed.cpuset(p).filter(|_| !p.is_within(path))?;
             match &files.exclusive_effective {
                 Some(granted) if files.is_partition() => Some(granted.clone()),
                 _ if files.is_partition() => Some(files.effective.clone()),
-                _ if o.mode == Mode::Member => Some(files.cpus.clone()),
+                _ if o.mode == Mode::Member && files.cpus.is_subset(&o.cpus) => Some(files.cpus.clone()),
                 _ => None,
             }
         };
@@ -324,8 +347,10 @@ impl Diff<'_> {
     fn shared(&mut self, path: &CgroupPath, t: &Target, files: &CpusetObserved) {
         let now = files.partition.clone().unwrap_or_else(|| PartitionState::valid(PartitionKind::Member));
         let differs = t.cpus.as_ref().is_some_and(|c| *c != files.cpus)
-            || t.exclusive.as_ref().is_some_and(|e| Some(e) != files.exclusive.as_ref());
-        if let Some(want) = t.partition {
+            || t.exclusive.is_some() && files.exclusive.is_some() && t.exclusive != files.exclusive;
+        let exclusive_now = files.exclusive.clone().unwrap_or_default();
+        let waits = now.kind != PartitionKind::Member && !self.chain_lists(path, &exclusive_now);
+        if let Some(want) = t.partition.filter(|_| !waits) {
             // One that becomes again what it was ends first, so that its sets change while nothing depends on them.
             // Whether it then is valid is between its manager and the kernel.
             let ends = now.kind != PartitionKind::Member && (now.kind != want || differs);
@@ -338,6 +363,7 @@ impl Diff<'_> {
             }
         }
         if let (Some(target), Some(exclusive)) = (&t.exclusive, &files.exclusive)
+            && !waits
             && !(target.is_empty() && self.stays_partition(path, &now))
         {
             let keep = exclusive.intersection(target);
@@ -364,14 +390,17 @@ impl Diff<'_> {
         if target.is_empty() {
             return self.write_cpus(Phase::GrowPool, path, now, target.clone());
         }
-        let held = held_beside(path, self.observed);
-        let grown = if now.is_empty() { now.clone() } else { now.union(&target.difference(&held)) };
+        // What somebody has is not listed here even for a moment: a partition would be lost, and whoever inherits from
+        // here would be let in. What is to be let go comes with the next plan.
+        let held = self.held_by_others(path);
+        let free = |set: &CpuSet| Some(set.difference(&held)).filter(|s| !s.is_empty());
+        let grown = if now.is_empty() { None } else { free(&now.union(target)) };
+        let grown = grown.unwrap_or_else(|| now.clone());
         self.write_cpus(Phase::GrowPool, path, now, grown.clone());
-        // What a partition still holds comes with the next plan, when the partition has let go.
-        let rest = target.difference(&held);
-        if !grown.is_subset(target) || grown.is_empty() {
-            let next = if rest.is_empty() { target.clone() } else { rest };
-            self.write_cpus(Phase::ShrinkPool, path, &grown, next);
+        if (!grown.is_subset(target) || grown.is_empty())
+            && let Some(rest) = free(target).or_else(|| free(&self.desired.pool))
+        {
+            self.write_cpus(Phase::ShrinkPool, path, &grown, rest);
         }
     }
 

@@ -8,7 +8,7 @@
 //!
 //! | phase | what | why there |
 //! | --- | --- | --- |
-//! | prepare | mkdir, `+cpuset`, `member` on the slice, from the root down | the files do not exist before; below a partition everything is different |
+//! | prepare | mkdir, `+cpuset`, `member` on the slice, from the root down; owners draw back from others' CPUs | the files do not exist before; below a partition everything is different; what reaches too far must not be let further |
 //! | grow-pool | shared cgroups gain CPUs that no partition beside them holds | tasks that lose CPUs have somewhere to go (I4) |
 //! | shrink-exclusive | owners give CPUs away, leaves before ancestors; never to nothing: to `member` and the pool | the kernel refuses a set that a sibling still holds (I1) |
 //! | shrink-pool | shared cgroups drop the CPUs about to be taken | until 6.18 an overlapping sibling invalidates a partition |

@@ -44,7 +44,7 @@ pub(super) fn targets(desired: &Desired, observed: &Observed) -> Targets {
             continue;
         }
         let target = if in_slice {
-            slice_target(desired, path, cgroup)
+            slice_target(desired, observed, path, cgroup)
         } else if beside_owner {
             pool_target(desired, observed, path, cgroup, &mut all.problems)
         } else {
@@ -59,7 +59,26 @@ pub(super) fn targets(desired: &Desired, observed: &Observed) -> Targets {
         t.governed = CpusetFile::ALL.into_iter().zip(some).filter(|(_, s)| *s).map(|(f, _)| f).collect();
     }
     restore(desired, observed, &mut all);
+    list_standing(observed, &mut all);
     all
+}
+
+/// As long as a partition that is to end stands, the cgroups above it list its CPUs: `member` gives back to the root
+/// what they list at that moment (6.12, `remote_partition_disable`), and the rest is lost to everybody until the next
+/// boot.
+fn list_standing(observed: &Observed, all: &mut Targets) {
+    let ending = |(path, t): (&CgroupPath, &Target)| {
+        let files =
+            observed.cpuset(path).filter(|f| !is_member(f) && t.partition == Some(PartitionKind::Member))?;
+        Some((path.clone(), files.exclusive.clone()?))
+    };
+    let ending: Vec<(CgroupPath, CpuSet)> = all.by_path.iter().filter_map(ending).collect();
+    for (path, t) in &mut all.by_path {
+        let below = ending.iter().filter(|(p, _)| p != path && p.is_within(path));
+        for (_, cpus) in below {
+            t.exclusive = t.exclusive.as_ref().map(|e| e.union(cpus));
+        }
+    }
 }
 
 fn union<'a>(owners: impl Iterator<Item = &'a OwnerCgroup>) -> CpuSet {
@@ -190,15 +209,14 @@ fn is_member(files: &CpusetObserved) -> bool {
 }
 
 /// A cgroup in truepin's slice that no owner has.
-fn slice_target(desired: &Desired, path: &CgroupPath, cgroup: &CgroupObserved) -> Option<Target> {
+fn slice_target(
+    desired: &Desired,
+    observed: &Observed,
+    path: &CgroupPath,
+    cgroup: &CgroupObserved,
+) -> Option<Target> {
     if *path == desired.slice {
-        let mut t = Target {
-            kind: TargetKind::Chain,
-            ours: true,
-            exclusive: Some(CpuSet::new()),
-            partition: Some(PartitionKind::Member),
-            ..Target::default()
-        };
+        let mut t = chain_target(desired, observed, path);
         if desired.teardown && !cgroup.populated {
             t.kind = TargetKind::Remove;
         }
@@ -238,7 +256,7 @@ fn pool_target(
             return None; // it was a partition and becomes one again: `restore` does all of it
         }
     } else if !is_member(files) {
-        foreign_partition(desired, path, files, problems);
+        foreign_partition(desired, observed, path, files, problems);
         return None;
     }
     if desired.pool_written {
@@ -266,10 +284,11 @@ fn claim_of(files: &CpusetObserved) -> CpuSet {
     }
 }
 
-/// CPUs of other managers' partitions among what was read: not to be handed out.
-pub(crate) fn foreign(desired: &Desired, observed: &Observed) -> CpuSet {
+/// CPUs of other managers' partitions among what was read, except at `adopted`: not to be handed out.
+pub(crate) fn foreign(desired: &Desired, observed: &Observed, adopted: Option<&CgroupPath>) -> CpuSet {
     let theirs = |(path, c): (&CgroupPath, &CgroupObserved)| {
         let ours = path.is_within(&desired.slice)
+            || adopted.is_some_and(|a| path.is_within(a))
             || desired.owners.keys().any(|o| path.is_within(o))
             || recorded(desired, path, c, CpusetFile::Partition);
         c.cpuset.as_ref().filter(|s| !ours && !is_member(s)).map(claim_of)
@@ -279,13 +298,16 @@ pub(crate) fn foreign(desired: &Desired, observed: &Observed) -> CpuSet {
 
 fn foreign_partition(
     desired: &Desired,
+    observed: &Observed,
     path: &CgroupPath,
     files: &CpusetObserved,
     problems: &mut Vec<Problem>,
 ) {
-    let theirs = &claim_of(files);
-    for owner in desired.owners.values() {
-        let cpus = owner.cpus.intersection(theirs);
+    for (home, owner) in &desired.owners {
+        // What it only asks for is in the way of a partition that is still to be made.
+        let stands = observed.cpuset(home).is_some_and(CpusetObserved::is_partition);
+        let theirs = if stands && !files.is_partition() { files.effective.clone() } else { claim_of(files) };
+        let cpus = owner.cpus.intersection(&theirs);
         if !cpus.is_empty() {
             problems.push(Problem::ForeignPartition { path: path.clone(), cpus, owner: owner.owner.clone() });
         }

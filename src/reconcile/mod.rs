@@ -46,7 +46,7 @@ use crate::{
     observed::{KernelError, Observed, Scope},
     owner::Owner,
     placement::Refusal,
-    plan::{Desired, Planned, Problem, Role},
+    plan::{self, Desired, Planned, Problem, Role},
     request::{Isolation, Request},
     sweep::{SetFinding, TaskSweep},
     topology::CpuTopology,
@@ -472,7 +472,7 @@ impl State {
         let mut blocked: BTreeSet<CgroupPath> = self.blocked.keys().cloned().collect();
         let leaving = self.leaving.keys().filter_map(|o| self.assignments.owners.get(o));
         blocked.extend(leaving.map(|a| a.cgroup.clone()));
-        Desired {
+        let mut desired = Desired {
             roles: self.settings.roles.clone(),
             first: self.first.clone(),
             frozen,
@@ -481,7 +481,9 @@ impl State {
             teardown: self.teardown,
             blocked,
             ..Desired::of(&self.settings.slice, &self.assignments, &self.online)
-        }
+        };
+        desired.pool = desired.pool.difference(&plan::foreign(&desired, &self.observed, None));
+        desired
     }
 
     /// The record of the present table.

@@ -68,11 +68,12 @@ impl Turn<'_> {
         let (isolation, mode) =
             if audit { (request.isolation, Mode::Audit) } else { self.s.resolve(request.isolation)? };
         let table = &self.s.assignments;
+        // Other managers' partitions are neither free nor pool.
+        let foreign = plan::foreign(&self.s.desired(), &self.s.observed, Some(&cgroup));
         let (cpus, reason) = if let Some(cpus) = exactly {
             (cpus, "declared in the configuration".to_owned())
         } else {
             let allocatable = table.allocatable(&self.s.online);
-            let foreign = plan::foreign(&self.s.desired(), &self.s.observed);
             let free = table.free(&self.s.online).difference(&foreign);
             let placed = placement::place(&self.s.topology, &allocatable, &free, request)?;
             (placed.cpus, placed.reason.to_string())
@@ -86,7 +87,7 @@ impl Turn<'_> {
             self.s.assignments.owners.insert(request.owner.clone(), assignment);
             Reserved::New
         } else {
-            let online = self.s.online.clone();
+            let online = self.s.online.difference(&foreign);
             self.s.assignments.reserve(&request.owner, assignment, &online)?
         };
         Ok((cgroup, reserved))

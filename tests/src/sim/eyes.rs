@@ -43,8 +43,8 @@ pub struct Eyes {
     ambush: BTreeMap<u64, Vec<Foreign>>,
     /// What files of others held before truepin wrote them, as long as they hold something else.
     originals: BTreeMap<(CgroupPath, CpusetFile), (CgroupId, String)>,
-    /// What files held before others wrote them since there were owners. Whether that or what they wrote is to be put
-    /// back depends on whether truepin had an eye on the file by then.
+    /// What files held before others wrote them, since there were owners, and after. Which of the two is to be put back
+    /// depends on whether truepin had an eye on the file by then.
     contested: BTreeMap<(CgroupPath, CpusetFile), BTreeSet<String>>,
     /// Every breach, with the step that made it.
     pub breaches: Vec<String>,
@@ -90,15 +90,21 @@ impl Eyes {
     /// Somebody else writes a file.
     pub fn foreign(&mut self, write: &Foreign) -> Result<(), Errno> {
         let Foreign { path, file, text } = write;
-        if let Some(file) = CpusetFile::of_name(file)
-            && !self.ever.is_empty()
-        {
-            let before = self.text(path, file).split(' ').next().unwrap_or_default().to_owned();
-            self.contested.entry((path.clone(), file)).or_default().insert(before);
+        let takes_away = file == "cgroup.subtree_control" && text.contains("-cpuset");
+        let below = |p: &&CgroupPath| takes_away && *p != path && p.is_within(path);
+        let mut touched: Vec<_> = self.kernel.cgroups().filter(below).cloned().collect();
+        touched.extend(CpusetFile::of_name(file).map(|_| path.clone()));
+        for (path, file) in touched.into_iter().flat_map(|p| CpusetFile::ALL.map(|f| (p.clone(), f))) {
+            if !self.ever.is_empty() && (takes_away || file.name() == write.file) {
+                let before = self.text(&path, file).split(' ').next().unwrap_or_default().to_owned();
+                let first = self.originals.get(&(path.clone(), file)).map(|(_, first)| first.clone());
+                let either = self.contested.entry((path, file)).or_default();
+                either.extend([before, text.clone()].into_iter().chain(first));
+            }
         }
         let result = self.others(|k| k.write_file(path, file, &format!("{text}\n")));
-        if file == "cgroup.subtree_control" && result.is_ok() && text.contains("-cpuset") {
-            // The kernel forgets what is below; nobody can put it back.
+        if takes_away && result.is_ok() {
+            // The kernel forgets what is below.
             self.originals.retain(|(p, _), _| p == path || !p.is_within(path));
         }
         self.log.push(format!("  others: {text:?} > {path}/{file}: {result:?}"));
@@ -236,14 +242,28 @@ impl Eyes {
             let now = self.text(path, *file);
             let up = path.parent().unwrap_or_default();
             let inherits = self.set(path, "cpuset.cpus.effective") == self.set(&up, "cpuset.cpus.effective");
+            // What another manager's partition beside it holds cannot be listed without breaking that on older kernels.
+            let beside = self.partitions_beside(path);
             let same = |then: &String| {
-                now == *then || empty_refused && *file == CpusetFile::Cpus && then.is_empty() && inherits
+                let free = then.parse::<CpuSet>().map(|t| t.difference(&beside).to_string());
+                let left = !beside.is_empty() && free.is_ok_and(|f| f == now || f.is_empty());
+                let refused = empty_refused && *file == CpusetFile::Cpus && then.is_empty();
+                now == *then || left || refused && inherits
             };
             if !same(old) && !self.contested.get(key).is_some_and(|c| c.iter().any(same)) {
                 found.push(format!("{path}/{file} holds {now:?} instead of {old:?}"));
             }
         }
         found
+    }
+
+    fn partitions_beside(&self, path: &CgroupPath) -> CpuSet {
+        let up = path.parent();
+        let beside = |p: &&CgroupPath| *p != path && p.parent() == up && !p.is_root();
+        let valid =
+            |p: &&CgroupPath| ["root", "isolated"].contains(&self.text(p, CpusetFile::Partition).as_str());
+        let sets = self.kernel.cgroups().filter(beside).filter(valid);
+        sets.filter_map(|p| self.set(p, "cpuset.cpus.effective")).fold(CpuSet::new(), |all, s| all.union(&s))
     }
 
     /// What the file of a step holds; an invalid partition is a partition of that kind.

@@ -3,7 +3,7 @@
 use super::{Crashed, Foreign, Setup, Sim, Wish};
 use crate::fake::{Behaviour, FakeKernel, INIT, TaskTraits};
 use truepin::{
-    CgroupPath, CpuSet, CpuTopology, NodeSet, Owner,
+    CgroupPath, CpuSet, CpuTopology, CpusetFile, NodeSet, Owner,
     reconcile::{Event, Home},
     request::Isolation,
     topology::synthetic::{Numbering, Regular},
@@ -87,8 +87,12 @@ pub fn world(rng: &mut Rng) -> (Setup, FakeKernel) {
     let raw = regular.raw();
     let online = raw.listed.clone();
     let nodes: NodeSet = raw.nodes.iter().map(|n| n.id).collect();
-    let exclusive_file = rng.chance(85);
-    let behaviour = Behaviour { exclusive_file, ..Behaviour::strict() };
+    let behaviour = match rng.below(10) {
+        0..=4 => Behaviour::strict(),
+        5..=7 => Behaviour::lax(),
+        _ => Behaviour::members_only(),
+    };
+    let exclusive_file = behaviour.exclusive_file;
     let mut kernel = FakeKernel::new(behaviour, online.clone(), nodes);
     populate(rng, &mut kernel, &online);
     let reserved: CpuSet = online.iter().take([0, 1, 2][rng.below(3)]).collect();
@@ -269,7 +273,12 @@ pub fn next_op(rng: &mut Rng, sim: &Sim) -> Op {
     };
     if !op.is_hostile() && rng.chance(10) && !sim.state.assignments.owners.is_empty() {
         let Op::Hostile(writes) = hostile(rng, sim) else { return op };
-        if let Some(write) = writes.into_iter().next() {
+        // Whoever empties the slice's list in the instant before a partition below it ends makes the kernel lose CPUs for
+        // good (6.12, 7.3), and nobody can help that.
+        let helpless = |w: &Foreign| {
+            w.file == "cpuset.cpus.exclusive" && sim.state.assignments.owner_of(&w.path).is_none()
+        };
+        if let Some(write) = writes.into_iter().find(|w| !helpless(w)) {
             return Op::Ambush { nth: rng.below(8) as u64, write, during: Box::new(op) };
         }
     }
@@ -341,7 +350,10 @@ fn hostile(rng: &mut Rng, sim: &Sim) -> Op {
     let above: Vec<CgroupPath> =
         targets.iter().flat_map(CgroupPath::ancestors).filter(|p| !p.is_root()).collect();
     targets.extend(above);
-    targets.extend(rng.pick(&cgroups(sim)).cloned());
+    // Another manager's own partition is its own affair.
+    let member = |p: &&CgroupPath| ["", "member"].contains(&sim.eyes.text(p, CpusetFile::Partition).as_str());
+    let others: Vec<CgroupPath> = cgroups(sim).iter().filter(member).cloned().collect();
+    targets.extend(rng.pick(&others).cloned());
     let mut writes = Vec::new();
     for _ in 0..1 + rng.below(2) {
         let Some(path) = rng.pick(&targets).cloned() else { break };
