@@ -46,6 +46,17 @@ pub struct Report {
     pub values: usize,
     /// A script ends at the first operation with a difference.
     pub differences: Vec<Difference>,
+    /// What the real kernel answered to each script that has no difference, as [`script::Digest`]. Recorded in
+    /// `truth/`, this lets any machine hold the fake to the real kernel's word.
+    pub answers: Vec<(String, u32)>,
+}
+
+impl Report {
+    /// The lines of a recording: eight hexadecimal digits and the script's name.
+    #[must_use]
+    pub fn recording(&self) -> String {
+        self.answers.iter().map(|(name, answer)| format!("{answer:08x} {name}\n")).collect()
+    }
 }
 
 impl fmt::Display for Report {
@@ -53,7 +64,7 @@ impl fmt::Display for Report {
         for difference in &self.differences {
             writeln!(f, "{difference}")?;
         }
-        let Self { scripts, ops, values, differences } = self;
+        let Self { scripts, ops, values, differences, .. } = self;
         write!(f, "{scripts} scripts, {ops} operations, {values} values, {} differences", differences.len())
     }
 }
@@ -154,17 +165,19 @@ fn side_by_side(
     real: &mut RealWorld,
     report: &mut Report,
 ) -> Result<(), LockstepError> {
+    let found = report.differences.len();
+    let mut digest = script::Digest::default();
     compare(script, (0, "start"), ("", ""), &fake, real, report)?;
     for (n, (line, op)) in script.ops.iter().enumerate() {
-        let result = |r: Result<(), Errno>| r.map_or_else(|e| e.to_string(), |()| "ok".into());
-        let (expected, got) = (result(fake.run(op)), result(real.run(op)?));
+        let (expected, got) = (script::outcome(fake.run(op)), script::outcome(real.run(op)?));
         report.ops += 1;
-        let before = report.differences.len();
-        compare(script, (n + 1, line), (&expected, &got), &fake, real, report)?;
-        if report.differences.len() > before {
-            break;
+        let shot = compare(script, (n + 1, line), (&expected, &got), &fake, real, report)?;
+        if report.differences.len() > found {
+            return Ok(());
         }
+        digest.add(&got, &shot);
     }
+    report.answers.push((script.name.clone(), digest.value()));
     Ok(())
 }
 
@@ -175,7 +188,7 @@ fn compare(
     fake: &FakeWorld,
     real: &mut RealWorld,
     report: &mut Report,
-) -> Result<(), LockstepError> {
+) -> Result<script::Snapshot, LockstepError> {
     let mut expected = fake.snapshot();
     expected.insert("result".into(), results.0.into());
     let look = || -> Result<script::Snapshot, LockstepError> {
@@ -201,5 +214,6 @@ fn compare(
             report.differences.push(Difference { script, op, key, fake, real });
         }
     }
-    Ok(())
+    got.remove("result");
+    Ok(got)
 }
