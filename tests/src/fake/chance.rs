@@ -74,6 +74,15 @@ pub fn named(name: &str) -> Option<Script> {
     Some(script(seed.parse().ok()?, LENGTH, range))
 }
 
+/// The scripts by chance whose answers are recorded in `truth/`, beside the shipped ones; run them through
+/// [`super::lockstep_of`] and keep [`super::Report::recording`].
+#[must_use]
+pub fn recorded(members: bool) -> Vec<Script> {
+    let kinds = [(false, false), (true, false), (false, true), (true, true)];
+    let range = kinds.map(|(hotplug, tree)| Range { hotplug, tree, members });
+    range.iter().flat_map(|range| (1..=40).map(|seed| script(seed, LENGTH, *range))).collect()
+}
+
 /// A script of `length` operations after a start that makes the directories, enables cpuset in them and puts two
 /// processes into leaves.
 #[must_use]

@@ -55,7 +55,9 @@ impl Report {
     /// The lines of a recording: eight hexadecimal digits and the script's name.
     #[must_use]
     pub fn recording(&self) -> String {
-        self.answers.iter().map(|(name, answer)| format!("{answer:08x} {name}\n")).collect()
+        self.answers
+            .iter()
+            .fold(String::new(), |text, (name, answer)| text + &format!("{answer:08x} {name}\n"))
     }
 }
 
@@ -90,6 +92,16 @@ pub enum LockstepError {
         what: String,
         /// Why it failed.
         cause: std::io::Error,
+    },
+    /// A script could not be run to its end.
+    #[error("{script}, {line}: {cause}")]
+    At {
+        /// The script.
+        script: String,
+        /// The operation, `before` or `after`.
+        line: String,
+        /// Why.
+        cause: Box<LockstepError>,
     },
     /// The fake refused its own set-up.
     #[error("the fake refuses its set-up: {0}")]
@@ -131,12 +143,17 @@ pub fn lockstep_of(mount: &Path, behaviour: Behaviour, scripts: &[Script]) -> Re
     let mut report = Report::default();
     for script in scripts {
         report.scripts += 1;
-        real.begin()?;
+        let at = |line: &str| {
+            let (script, line) = (script.name.clone(), line.to_owned());
+            move |cause| LockstepError::At { script, line, cause: Box::new(cause) }
+        };
+        real.begin().map_err(at("before"))?;
         let fake = machine(&real, behaviour)?;
         let run = side_by_side(script, fake, &mut real, &mut report);
         // The machine is put back even where the run broke off.
-        real.end()?;
+        let end = real.end().map_err(at("after"));
         run?;
+        end?;
     }
     real.restore()?;
     Ok(report)
@@ -169,7 +186,11 @@ fn side_by_side(
     let mut digest = script::Digest::default();
     compare(script, (0, "start"), ("", ""), &fake, real, report)?;
     for (n, (line, op)) in script.ops.iter().enumerate() {
-        let (expected, got) = (script::outcome(fake.run(op)), script::outcome(real.run(op)?));
+        let result = real.run(op).map_err(|cause| {
+            let (script, line) = (script.name.clone(), line.clone());
+            LockstepError::At { script, line, cause: Box::new(cause) }
+        })?;
+        let (expected, got) = (script::outcome(fake.run(op)), script::outcome(result));
         report.ops += 1;
         let shot = compare(script, (n + 1, line), (&expected, &got), &fake, real, report)?;
         if report.differences.len() > found {
