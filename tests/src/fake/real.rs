@@ -25,7 +25,7 @@ const CPUS: &str = "/sys/devices/system/cpu";
 const CHILD: &str = "TRUEPIN_SCRIPT_PROCESS";
 /// A removed cgroup counts as a sibling until its grace period ends: some 10 ms, in an emulated guest on a busy
 /// machine many times that.
-const GONE_WITHIN: Duration = Duration::from_secs(60);
+const GONE_WITHIN: Duration = Duration::from_mins(1);
 
 /// To be called first in the `main` of a binary that runs [`super::lockstep`]: in the processes that it starts,
 /// this does not return.
