@@ -1,7 +1,7 @@
 //! The steps from what is observed to the targets.
 
 use super::{
-    Desired, Phase, Plan, Planned, Problem, Target, TargetKind, Unrecorded, held_beside,
+    Desired, Phase, Plan, Planned, Problem, Target, TargetKind, Unrecorded,
     targets::{Targets, targets},
 };
 use crate::{
@@ -17,8 +17,10 @@ use std::collections::BTreeSet;
 #[must_use]
 pub fn diff(desired: &Desired, observed: &Observed) -> Plan {
     let Targets { by_path, problems, stale_first } = targets(desired, observed);
-    let mut d =
-        Diff { desired, observed, plan: Plan { problems, ..Plan::default() }, unready: BTreeSet::new() };
+    let plan = Plan { problems, ..Plan::default() };
+    let held = desired.owners.values().fold(CpuSet::new(), |all, o| all.union(&o.cpus));
+    let holders = holders(desired, observed);
+    let mut d = Diff { desired, observed, held, holders, plan, unready: BTreeSet::new() };
     for path in by_path.keys() {
         d.judge_owner(path);
     }
@@ -66,9 +68,43 @@ fn rank(p: &Planned) -> (Phase, i64, u8, CgroupPath) {
     (p.phase, depth, file, p.step.path().clone())
 }
 
+/// Somebody who has CPUs for himself at this moment.
+struct Holder {
+    path: CgroupPath,
+    up: Option<CgroupPath>,
+    /// What the kernel gives.
+    has: CpuSet,
+    /// What is asked for: the kernel compares siblings by it.
+    asks: CpuSet,
+    owner: bool,
+}
+
+/// The partitions that the kernel honours, and the member-mode owners that keep out of the pool.
+fn holders(desired: &Desired, observed: &Observed) -> Vec<Holder> {
+    let holder = |(path, c): (&CgroupPath, &CgroupObserved)| {
+        let files = c.cpuset.as_ref().filter(|_| !path.is_root())?;
+        let owner = desired.owners.get(path);
+        let member = owner.is_some_and(|o| o.mode == Mode::Member && files.cpus.is_disjoint(&desired.pool));
+        let (has, asks) = if files.is_partition() {
+            let has = files.exclusive_effective.as_ref().unwrap_or(&files.effective);
+            (has, files.exclusive.as_ref().unwrap_or(&files.cpus))
+        } else if member {
+            (&files.cpus, &files.cpus)
+        } else {
+            return None;
+        };
+        let (path, has, asks) = (path.clone(), has.clone(), asks.clone());
+        Some(Holder { up: path.parent(), path, has, asks, owner: owner.is_some() })
+    };
+    observed.cgroups.iter().filter_map(holder).collect()
+}
+
 struct Diff<'a> {
     desired: &'a Desired,
     observed: &'a Observed,
+    /// CPUs of all owners.
+    held: CpuSet,
+    holders: Vec<Holder>,
     plan: Plan,
     /// Owners' cgroups that cannot be worked on; the others go on.
     unready: BTreeSet<CgroupPath>,
@@ -214,12 +250,7 @@ impl Diff<'_> {
 
     fn owner(&mut self, path: &CgroupPath, t: &Target, files: &CpusetObserved) {
         let Some(owner) = self.desired.owners.get(path) else { return };
-        let others = self
-            .desired
-            .owners
-            .iter()
-            .filter(|(p, _)| *p != path)
-            .fold(CpuSet::new(), |all, (_, o)| all.union(&o.cpus));
+        let others = self.held.difference(&owner.cpus);
         let want = t.partition.unwrap_or(PartitionKind::Member);
         let now = files.partition.clone().unwrap_or_else(|| PartitionState::valid(PartitionKind::Member));
         let exclusive = files.exclusive.clone();
@@ -296,17 +327,16 @@ impl Diff<'_> {
 
     /// What owners elsewhere, and partitions beside this cgroup, have at this moment.
     fn held_by_others(&self, path: &CgroupPath) -> CpuSet {
-        let has = |(p, o): (&CgroupPath, &super::OwnerCgroup)| {
-            let files = self.observed.cpuset(p).filter(|_| !p.is_within(path))?;
-            match &files.exclusive_effective {
-                Some(granted) if files.is_partition() => Some(granted.clone()),
-                _ if files.is_partition() => Some(files.effective.clone()),
-                _ if o.mode == Mode::Member && files.cpus.is_subset(&o.cpus) => Some(files.cpus.clone()),
-                _ => None,
+        let up = path.parent();
+        let mut held = CpuSet::new();
+        for h in self.holders.iter().filter(|h| !h.path.is_within(path)) {
+            if h.up == up {
+                held |= &h.has.union(&h.asks);
+            } else if h.owner {
+                held |= &h.has;
             }
-        };
-        let owners = self.desired.owners.iter().filter_map(has);
-        owners.fold(held_beside(path, self.observed), |all, s| all.union(&s))
+        }
+        held
     }
 
     /// Whether this is a partition and must stay one, because its state is in a fight (I8): then its set cannot become

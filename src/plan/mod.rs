@@ -32,7 +32,7 @@ use crate::{
     assignments::{Assignments, FirstValues, Mode},
     cgroup::{CgroupId, CgroupPath, CpusetFile},
     cpuset::CpuSet,
-    observed::{Observed, Scope, Step},
+    observed::{Scope, Step},
     owner::Owner,
     partition::PartitionKind,
 };
@@ -285,17 +285,4 @@ enum TargetKind {
     Retired,
     /// Ours and empty.
     Remove,
-}
-
-/// The CPUs of the partitions beside `path` that the kernel honours now: what they have, and what they ask for.
-fn held_beside(path: &CgroupPath, observed: &Observed) -> CpuSet {
-    let Some(parent) = path.parent() else { return CpuSet::new() };
-    observed
-        .children(&parent)
-        .filter(|(p, _)| *p != path)
-        .filter_map(|(_, c)| c.cpuset.as_ref().filter(|s| s.is_partition()))
-        .fold(CpuSet::new(), |all, s| {
-            let has = s.exclusive_effective.as_ref().unwrap_or(&s.effective);
-            all.union(has).union(s.exclusive.as_ref().unwrap_or(&s.cpus))
-        })
 }

@@ -11,7 +11,7 @@ use crate::{
     observed::{KernelError, Observed, Step, Value},
     owner::Owner,
     partition::PartitionKind,
-    plan::{self, Plan, Planned, Problem},
+    plan::{self, Phase, Plan, Planned, Problem},
     request::Isolation,
 };
 use std::{
@@ -145,11 +145,17 @@ impl Turn<'_> {
             self.s.first.remove(path);
         }
         self.record(&mut plan);
-        if plan.steps.is_empty() && self.s.is_covered() {
-            return self.settle();
-        }
         if !self.s.is_covered() {
             return self.save();
+        }
+        // The files are as they can be: before anything enters, the sets must be the owner's alone.
+        if plan.steps.first().is_none_or(|p| p.phase >= Phase::Enter)
+            && let Some(fault) = self.not_had()
+        {
+            return self.finish(Err(AdmitError::Stuck(fault)));
+        }
+        if plan.steps.is_empty() {
+            return self.settle();
         }
         if let Some((path, state)) = self.refused_partition(&plan) {
             return self.partition_refused(&path, state);
@@ -173,14 +179,11 @@ impl Turn<'_> {
     /// Ties owners to the cgroups just read; returns those that are gone. One that is being admitted (again) is not.
     pub(super) fn recognise(&mut self) -> BTreeMap<Owner, &'static str> {
         let mut gone = BTreeMap::new();
-        let admitting = match &self.s.pending {
-            Some(Pending::Admission { owner, .. }) => Some(owner),
-            _ => None,
-        };
+        let admitting = self.admitting();
         for (owner, a) in &self.s.assignments.owners {
             let runtime = self.s.runtime.entry(owner.clone()).or_default();
             let mut leaves = |why| {
-                if Some(owner) != admitting {
+                if Some(owner) != admitting.as_ref() {
                     gone.insert(owner.clone(), why);
                 }
             };
@@ -321,20 +324,10 @@ impl Turn<'_> {
             self.hold_off(path, CpusetFile::Partition);
             return self.observe();
         };
-        let generation = self.next_generation();
-        if let Some(a) = self.s.assignments.owners.get_mut(&owner)
-            && a.isolation == Isolation::Auto
-        {
-            a.mode = Mode::Member;
-            a.generation = generation;
-            if let Some(r) = self.s.runtime.get_mut(&owner) {
-                r.base = None;
-            }
-            self.s.progress.written.remove(path);
-            self.report(FindingKind::FellBack { owner, reason: state });
+        if self.fall_back(&owner, &state) {
             return self.observe();
         }
-        if matches!(&self.s.pending, Some(Pending::Admission { owner: o, .. }) if *o == owner) {
+        if self.admitting().as_ref() == Some(&owner) {
             return self.finish(Err(AdmitError::PartitionRefused { path: path.clone(), state }));
         }
         self.hold_off(path, CpusetFile::Partition);
@@ -388,8 +381,9 @@ impl Turn<'_> {
             (Step::Write { file: CpusetFile::Cpus, new: Value::Cpus(set), .. }, Some(ENOSPC))
                 if set.is_empty() =>
             {
-                self.s.facts.empty_refused = true;
-                return None;
+                if !mem::replace(&mut self.s.facts.empty_refused, true) {
+                    return None;
+                }
             }
             (Step::Enter { path, pid }, _) => {
                 self.s.entering.retain(|e| *e != (path.clone(), *pid));
@@ -407,6 +401,20 @@ impl Turn<'_> {
         }
         self.report(FindingKind::StepFailed(error.clone()));
         let path = step.path();
+        let admitting = self
+            .admitting()
+            .filter(|o| self.s.assignments.owners.get(o).is_some_and(|a| a.cgroup.is_within(path)));
+        if let Step::Write { file: CpusetFile::Exclusive | CpusetFile::Partition, .. } = step {
+            // Without the admission the lists above were as they should be, so it alone is concerned.
+            let below = self.s.assignments.owners.iter().filter(|(_, a)| a.cgroup.is_within(path));
+            let below: Vec<Owner> = match &admitting {
+                Some(owner) => vec![owner.clone()],
+                None => below.map(|(o, _)| o.clone()).collect(),
+            };
+            if below.into_iter().filter(|o| self.fall_back(o, &error.to_string())).count() > 0 {
+                return None;
+            }
+        }
         let now = self.now.mono_ns;
         match step {
             Step::Write { file, .. } => self.hold_off(path, *file),
@@ -417,11 +425,31 @@ impl Turn<'_> {
                 self.s.blocked.extend(below.map(|a| (a.cgroup.clone(), now)));
             }
         }
-        let admission = match &self.s.pending {
-            Some(Pending::Admission { owner, .. }) => self.s.assignments.owners.get(owner),
+        admitting.map(|_| error)
+    }
+
+    /// The owner of the pending admission.
+    pub(super) fn admitting(&self) -> Option<Owner> {
+        match &self.s.pending {
+            Some(Pending::Admission { owner, .. }) => Some(owner.clone()),
             _ => None,
-        };
-        admission.is_some_and(|a| a.cgroup.is_within(path)).then_some(error)
+        }
+    }
+
+    /// From partition to member mode, where that was left to truepin.
+    fn fall_back(&mut self, owner: &Owner, reason: &str) -> bool {
+        let generation = self.next_generation();
+        let Some(a) = self.s.assignments.owners.get_mut(owner) else { return false };
+        if a.isolation != Isolation::Auto || a.mode != Mode::Partition {
+            return false;
+        }
+        (a.mode, a.generation) = (Mode::Member, generation);
+        self.s.progress.written.remove(&a.cgroup);
+        if let Some(r) = self.s.runtime.get_mut(owner) {
+            r.base = None;
+        }
+        self.report(FindingKind::FellBack { owner: owner.clone(), reason: reason.into() });
+        true
     }
 }
 

@@ -41,12 +41,20 @@ impl Turn<'_> {
         self.finish(Ok(()));
     }
 
+    /// Why the owner that is being admitted does not have its CPUs for itself, though no step is left: somebody's file is
+    /// left alone, or could not be written.
+    pub(super) fn not_had(&self) -> Option<String> {
+        if self.s.settings.audit {
+            return None;
+        }
+        let Some(Pending::Admission { owner, fresh: true, .. }) = &self.s.pending else { return None };
+        let mut faults = sweep::sets(&self.s.desired(), &self.s.observed).into_iter();
+        faults.find(|f| f.owner == *owner).map(|f| f.fault.to_string())
+    }
+
     /// Records the faults of the sets: those that a repair will end (`lasting` false) and those that stayed.
     pub(super) fn sets(&mut self, lasting: bool) {
-        let admitting = match &self.s.pending {
-            Some(Pending::Admission { owner, .. }) if !lasting => Some(owner.clone()),
-            _ => None,
-        };
+        let admitting = self.admitting().filter(|_| !lasting);
         for found in sweep::sets(&self.s.desired(), &self.s.observed) {
             if Some(&found.owner) == admitting.as_ref() {
                 continue;

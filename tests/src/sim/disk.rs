@@ -1,7 +1,7 @@
 //! The durable record in memory, and failures of it on order.
 
-use std::collections::BTreeMap;
-use truepin::checkpoint::{self, Checkpoint, DecodeError};
+use std::{collections::BTreeMap, sync::Arc};
+use truepin::checkpoint::{self, Checkpoint};
 
 /// What happens at a chosen save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,8 @@ pub enum Saved {
 /// One file that is replaced as a whole.
 #[derive(Debug, Clone, Default)]
 pub struct Disk {
-    bytes: Option<Vec<u8>>,
+    /// What a restart reads: decoded from the bytes that were stored, once.
+    record: Option<Arc<Checkpoint>>,
     saves: u64,
     faults: BTreeMap<u64, DiskFault>,
     /// Every save fails until this is taken back.
@@ -55,8 +56,9 @@ impl Disk {
     }
 
     /// The record that a restart would read.
-    pub fn record(&self) -> Result<Option<Checkpoint>, DecodeError> {
-        self.bytes.as_deref().map(checkpoint::decode).transpose()
+    #[must_use]
+    pub fn record(&self) -> Option<&Checkpoint> {
+        self.record.as_deref()
     }
 
     pub(super) fn save(&mut self, record: &Checkpoint) -> Saved {
@@ -68,21 +70,21 @@ impl Disk {
         if self.full {
             return Saved::Failed("no space left on device");
         }
+        let durable = match fault {
+            None | Some(DiskFault::CrashAfter | DiskFault::Doubtful) => match checkpoint::decode(&bytes) {
+                Ok(record) => Some(Arc::new(record)),
+                Err(_) => return Saved::Failed("the record does not decode"),
+            },
+            Some(DiskFault::CrashBefore | DiskFault::Full) => None,
+        };
+        if durable.is_some() {
+            self.record = durable;
+        }
         match fault {
-            None => {
-                self.bytes = Some(bytes);
-                Saved::Durable
-            }
-            Some(DiskFault::CrashBefore) => Saved::Dead,
-            Some(DiskFault::CrashAfter) => {
-                self.bytes = Some(bytes);
-                Saved::Dead
-            }
+            None => Saved::Durable,
+            Some(DiskFault::CrashBefore | DiskFault::CrashAfter) => Saved::Dead,
             Some(DiskFault::Full) => Saved::Failed("no space left on device"),
-            Some(DiskFault::Doubtful) => {
-                self.bytes = Some(bytes);
-                Saved::Failed("the directory could not be synced")
-            }
+            Some(DiskFault::Doubtful) => Saved::Failed("the directory could not be synced"),
         }
     }
 }

@@ -50,8 +50,8 @@ pub struct Eyes {
     pub breaches: Vec<String>,
     /// Every step that the kernel took, and the one at which the agent died.
     pub steps: Vec<Step>,
-    /// One line for each step, write of others and outcome.
-    pub log: Vec<String>,
+    /// One line for each step, write of others and finding, if it is kept at all: it costs more than the rest.
+    pub log: Option<Vec<String>>,
 }
 
 impl Eyes {
@@ -71,7 +71,7 @@ impl Eyes {
             contested: BTreeMap::new(),
             breaches: Vec::new(),
             steps: Vec::new(),
-            log: Vec::new(),
+            log: None,
         }
     }
 
@@ -79,6 +79,13 @@ impl Eyes {
     #[must_use]
     pub fn kernel(&self) -> &FakeKernel {
         &self.kernel
+    }
+
+    /// A line for the log.
+    pub fn note(&mut self, line: impl FnOnce() -> String) {
+        if let Some(log) = &mut self.log {
+            log.push(line());
+        }
     }
 
     /// Somebody else acts.
@@ -107,7 +114,7 @@ impl Eyes {
             // The kernel forgets what is below.
             self.originals.retain(|(p, _), _| p == path || !p.is_within(path));
         }
-        self.log.push(format!("  others: {text:?} > {path}/{file}: {result:?}"));
+        self.note(|| format!("  others: {text:?} > {path}/{file}: {result:?}"));
         result
     }
 
@@ -239,7 +246,7 @@ impl Eyes {
             if self.kernel.id(path) != Some(*id) {
                 continue;
             }
-            let now = self.text(path, *file);
+            let now = self.text(path, *file).split(' ').next().unwrap_or_default().to_owned();
             let up = path.parent().unwrap_or_default();
             let inherits = self.set(path, "cpuset.cpus.effective") == self.set(&up, "cpuset.cpus.effective");
             // What another manager's partition beside it holds cannot be listed without breaking that on older kernels.
@@ -302,7 +309,7 @@ impl Kernel for Eyes {
         let old = self.value(step);
         let own = self.settled_members();
         let result = self.kernel.apply(step);
-        self.log.push(match &result {
+        self.note(|| match &result {
             Ok(()) => format!("  {}", step.shell("")),
             Err(e) => format!("  {}: {e}", step.shell("")),
         });

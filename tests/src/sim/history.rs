@@ -198,7 +198,7 @@ impl Op {
 
     /// Lets it happen, and everything that follows.
     pub fn happen(&self, sim: &mut Sim) -> Result<(), Crashed> {
-        sim.eyes.log.push(format!("{self:?}"));
+        sim.eyes.note(|| format!("{self:?}"));
         match self {
             Self::Run { wish, from } => {
                 let pid = sim.eyes.others(|k| k.spawn(from, 1, TaskTraits::default()));

@@ -143,14 +143,8 @@ impl Sim {
     pub fn restart(&mut self) -> Result<(), Crashed> {
         self.eyes.restart();
         self.disk.restart();
-        let record = match self.disk.record() {
-            Ok(record) => record,
-            Err(e) => {
-                self.faults.push(format!("the durable record does not decode: {e}"));
-                None
-            }
-        };
-        self.eyes.log.push("restart".into());
+        let record = self.disk.record().cloned();
+        self.eyes.note(|| "restart".into());
         self.probe = Script::default();
         self.state = fresh(&self.setup, record);
         (self.answers, self.reports) = (Vec::new(), Vec::new());
@@ -244,7 +238,7 @@ impl Sim {
                 None
             }
             Effect::Report(finding) => {
-                self.eyes.log.push(format!("  says: {}", finding.kind));
+                self.eyes.note(|| format!("  says: {}", finding.kind));
                 self.reports.push(finding);
                 None
             }
@@ -253,11 +247,8 @@ impl Sim {
 
     /// I5, and first values before the first write.
     fn intent_is_durable(&mut self, steps: &[Planned]) {
-        let record = match self.disk.record() {
-            Ok(record) => record,
-            Err(e) => return self.faults.push(format!("the durable record does not decode: {e}")),
-        };
-        let durable = record.as_ref().map(|r| &r.assignments.owners);
+        let record = self.disk.record();
+        let durable = record.map(|r| &r.assignments.owners);
         if durable.map_or(!self.state.assignments.owners.is_empty(), |d| *d != self.state.assignments.owners)
         {
             self.faults.push(format!(
@@ -267,7 +258,7 @@ impl Sim {
         }
         for planned in steps {
             let Step::Write { path, file, .. } = &planned.step else { continue };
-            let first = record.as_ref().and_then(|r| r.first.get(path));
+            let first = record.and_then(|r| r.first.get(path));
             let known = first
                 .is_some_and(|f| self.eyes.kernel().id(path) == Some(f.id) && f.files.contains_key(file));
             if !known && !path.is_within(&self.setup.settings.slice) {
@@ -400,14 +391,10 @@ impl Sim {
         wrong.extend(plan.problems.iter().map(|p| format!("a problem is left: {p}")));
         wrong.extend(self.set_faults().iter().map(|f| format!("{}: {}", f.owner, f.fault)));
         wrong.extend(self.eyes.look());
-        match self.disk.record() {
-            Ok(record) => {
-                let durable = record.map(|r| r.assignments.owners).unwrap_or_default();
-                if durable != self.state.assignments.owners {
-                    wrong.push("the table differs from the durable one".into());
-                }
-            }
-            Err(e) => wrong.push(format!("the durable record does not decode: {e}")),
+        let durable = self.disk.record().map(|r| &r.assignments.owners);
+        if durable.map_or(!self.state.assignments.owners.is_empty(), |d| *d != self.state.assignments.owners)
+        {
+            wrong.push("the table differs from the durable one".into());
         }
         let exclusive = self.state.assignments.exclusive();
         if !self.confined.is_disjoint(&exclusive) {
