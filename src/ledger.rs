@@ -28,7 +28,8 @@ pub struct ClassTimes {
     pub kthread_unbound_ns: u64,
     /// The idle task.
     pub idle_ns: u64,
-    /// Slices during which the assignment changed.
+    /// Slices during which the assignment changed, or the running task's class did without a switch (it was moved to
+    /// another cgroup).
     pub straddle_ns: u64,
     /// Slices whose start was not seen: the pid that left was not the pid that came.
     pub unknown_ns: u64,

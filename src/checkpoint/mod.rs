@@ -47,10 +47,16 @@ pub enum DecodeError {
     /// Not an envelope.
     #[error("not a checkpoint envelope")]
     Envelope(#[source] serde_json::Error),
-    /// Another kind of document, or a newer major version.
+    /// A newer major version.
     #[error(
         "schema is {found:?}, this build reads {SCHEMA:?}; use the truepin that wrote it, or move the file away"
     )]
+    Newer {
+        /// As found.
+        found: String,
+    },
+    /// Another kind of document, or a damaged name of this one.
+    #[error("schema is {found:?}, not {SCHEMA:?}")]
     Schema {
         /// As found.
         found: String,
@@ -103,6 +109,12 @@ fn crc(bytes: &[u8]) -> String {
     format!("{:08x}", crc32fast::hash(bytes))
 }
 
+fn is_newer(schema: &str) -> bool {
+    let (ours, theirs) = (SCHEMA.rsplit_once('/'), schema.rsplit_once('/'));
+    let number = |s: Option<(&str, &str)>| s.and_then(|(_, n)| n.parse::<u32>().ok());
+    ours.map(|o| o.0) == theirs.map(|t| t.0) && number(theirs) > number(ours)
+}
+
 /// The bytes to store. The payload's maps are ordered by key, so equal records have equal bytes.
 pub fn encode(checkpoint: &Checkpoint) -> Result<Vec<u8>, serde_json::Error> {
     let payload = serde_json::value::to_raw_value(checkpoint)?;
@@ -115,20 +127,29 @@ pub fn encode(checkpoint: &Checkpoint) -> Result<Vec<u8>, serde_json::Error> {
 /// The record in `bytes`.
 pub fn decode(bytes: &[u8]) -> Result<Checkpoint, DecodeError> {
     let envelope: Envelope<'_> = serde_json::from_slice(bytes).map_err(DecodeError::Envelope)?;
-    if envelope.schema != SCHEMA {
-        return Err(DecodeError::Schema { found: envelope.schema });
-    }
     let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
     if envelope.crc32.len() != 8 || !envelope.crc32.bytes().all(hex) {
         return Err(DecodeError::ChecksumForm { found: envelope.crc32 });
     }
     let payload = envelope.payload.get();
     let computed = crc(payload.as_bytes());
+    if envelope.schema != SCHEMA {
+        // A flipped bit in the name must not pass for a version of the future and stop the start-up: around a payload
+        // of ours it is damage.
+        let ours = computed == envelope.crc32
+            && serde_json::from_str::<VersionOnly>(payload).is_ok_and(|v| v.version <= u64::from(VERSION));
+        let found = envelope.schema;
+        return Err(if !ours && is_newer(&found) {
+            DecodeError::Newer { found }
+        } else {
+            DecodeError::Schema { found }
+        });
+    }
     if computed != envelope.crc32 {
         return Err(DecodeError::Checksum { computed, stored: envelope.crc32 });
     }
     let VersionOnly { version } = serde_json::from_str(payload).map_err(DecodeError::Payload)?;
-    if version != u64::from(VERSION) {
+    if version > u64::from(VERSION) {
         return Err(DecodeError::Version { found: version });
     }
     let checkpoint: Checkpoint = serde_json::from_str(payload).map_err(DecodeError::Payload)?;
@@ -203,6 +224,14 @@ mod tests {
             .into_bytes()
     }
 
+    /// As a later major version may write it.
+    fn newer() -> Vec<u8> {
+        String::from_utf8(with_payload("{\"version\":2}"))
+            .unwrap()
+            .replace("checkpoint/1", "checkpoint/2")
+            .into_bytes()
+    }
+
     #[test]
     fn refusals_say_why() {
         let text = String::from_utf8(encode(&record()).unwrap()).unwrap();
@@ -215,7 +244,13 @@ mod tests {
             (with_payload(&payload.replace("\"epoch\"", "\"epoch\" ")), "canonical"),
             (with_payload(&payload.replace("\"2-3\"", "\"3,2\"")), "canonical"),
             (with_payload(&payload.replace("\"2-3\"", "\"x\"")), "does not decode"),
-            (text.replace("checkpoint/1", "checkpoint/2").into_bytes(), "schema is"),
+            (
+                text.replace("checkpoint/1", "checkpoint/3").into_bytes(),
+                "schema is \"truepin.checkpoint/3\", not",
+            ),
+            (with_payload("{\"version\":2}"), "payload version is 2"),
+            (newer(), "use the truepin that wrote it"),
+            (text.replace("truepin.checkpoint", "truepin.chockpoint").into_bytes(), ", not"),
             (text.replace(&crc(payload.as_bytes()), "00000000").into_bytes(), "the envelope says 00000000"),
             (text.replace(&crc(payload.as_bytes()), "0000000G").into_bytes(), "hexadecimal"),
             (b"".to_vec(), "not a checkpoint envelope"),

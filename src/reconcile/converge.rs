@@ -28,11 +28,16 @@ const ENOSPC: i32 = 28;
 impl Turn<'_> {
     pub(super) fn disturbed(&mut self, writes: Vec<ForeignWrite>, departures: Vec<Departure>) {
         for w in writes {
+            if let Some(by) = &w.writer
+                && self.name_late(&w.path, w.file, by)
+            {
+                continue;
+            }
             if let Some(file) = w.file {
                 self.s.fights.touched(&(w.path.clone(), file), self.now.mono_ns);
             }
-            if let Some(writer) = w.writer {
-                self.s.writers.insert((w.path, w.file), writer);
+            if let Some(by) = w.writer {
+                self.s.writers.insert((w.path, w.file), by);
             }
         }
         for d in departures {
@@ -49,6 +54,26 @@ impl Turn<'_> {
             keep(&mut self.s.departures, d);
         }
         self.look();
+    }
+
+    /// The kernel's own notice of a change (a partition that ended) can come before the writer's name: the drift was
+    /// found without one then, and gets it now. True when it did.
+    fn name_late(&mut self, path: &CgroupPath, file: Option<CpusetFile>, by: &Writer) -> bool {
+        const LATE_NS: u64 = 1_000_000_000;
+        let now = self.now.mono_ns;
+        let unnamed = self.s.findings.iter_mut().rev().find(|f| {
+            let this = matches!(&f.kind, FindingKind::Drift { path: p, file: d, .. } if p == path && Some(*d) == file);
+            this && now.saturating_sub(f.at.mono_ns) < LATE_NS
+        });
+        let Some(finding) = unnamed else { return false };
+        let FindingKind::Drift { file, writer: writer @ None, .. } = &mut finding.kind else { return false };
+        *writer = Some(by.clone());
+        let file = *file;
+        self.out.push(Effect::Report(finding.clone()));
+        if self.s.fights.named(&(path.clone(), file), by.pid) {
+            self.report(FindingKind::FightOver { path: path.clone(), file });
+        }
+        true
     }
 
     pub(super) fn persisted(&mut self, result: Result<(), String>) {

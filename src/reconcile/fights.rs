@@ -15,6 +15,8 @@ type Key = (CgroupPath, CpusetFile);
 struct File {
     /// Who changed it and when, oldest first; only the last minute.
     changes: VecDeque<(Option<u32>, u64)>,
+    /// The last change, also one that was left alone.
+    last_ns: u64,
     frozen: bool,
 }
 
@@ -37,18 +39,27 @@ impl Fights {
             file.changes.pop_front();
         }
         file.changes.push_back((writer, now_ns));
-        let same =
-            file.changes.iter().filter(|(w, _)| writer.is_none() || w.is_none() || *w == writer).count();
-        let fight = same > self.limit as usize && !file.frozen;
+        file.last_ns = now_ns;
+        let fight = !file.frozen && by_one(&file.changes, writer) > self.limit as usize;
         file.frozen |= fight;
         fight
+    }
+
+    /// The writer of the newest change is known after all; true when that ends what had looked like a fight.
+    pub(super) fn named(&mut self, key: &Key, writer: u32) -> bool {
+        let Some(file) = self.files.get_mut(key) else { return false };
+        if let Some((unknown @ None, _)) = file.changes.back_mut() {
+            *unknown = Some(writer);
+        }
+        let over = file.frozen && by_one(&file.changes, Some(writer)) <= self.limit as usize;
+        file.frozen &= !over;
+        over
     }
 
     /// A change of a file that is left alone already: the quiet minute starts anew.
     pub(super) fn touched(&mut self, key: &Key, now_ns: u64) {
         if let Some(file) = self.files.get_mut(key).filter(|f| f.frozen) {
-            file.changes.push_back((None, now_ns));
-            file.changes.pop_front();
+            file.last_ns = now_ns;
         }
     }
 
@@ -64,7 +75,7 @@ impl Fights {
 
     /// Lets go of files that have been quiet for a minute; returns those.
     pub(super) fn thaw(&mut self, now_ns: u64) -> Vec<Key> {
-        let quiet = |f: &File| f.changes.back().is_none_or(|(_, at)| now_ns.saturating_sub(*at) >= MINUTE_NS);
+        let quiet = |f: &File| now_ns.saturating_sub(f.last_ns) >= MINUTE_NS;
         let thawed: Vec<Key> =
             self.files.iter().filter(|(_, f)| f.frozen && quiet(f)).map(|(k, _)| k.clone()).collect();
         self.files.retain(|_, f| !quiet(f));
@@ -74,8 +85,13 @@ impl Fights {
     /// When the next frozen file will have been quiet long enough.
     pub(super) fn next_thaw(&self) -> Option<u64> {
         let frozen = self.files.values().filter(|f| f.frozen);
-        frozen.filter_map(|f| f.changes.back().map(|(_, at)| at.saturating_add(MINUTE_NS))).min()
+        frozen.map(|f| f.last_ns.saturating_add(MINUTE_NS)).min()
     }
+}
+
+/// How many of the changes this writer can have made: its own and those of unknown writers; an unknown one, all.
+fn by_one(changes: &VecDeque<(Option<u32>, u64)>, writer: Option<u32>) -> usize {
+    changes.iter().filter(|(w, _)| writer.is_none() || w.is_none() || *w == writer).count()
 }
 
 #[cfg(test)]
@@ -109,6 +125,24 @@ mod tests {
                 && !f.changed(&key(), Some(2), 2 * S)
         );
         assert!(f.changed(&key(), None, 3 * S));
+    }
+
+    #[test]
+    fn a_late_name_counts_for_its_bearer_alone() {
+        let mut f = Fights::new(3);
+        for pid in 0..10 {
+            let fight = f.changed(&key(), None, u64::from(pid) * S);
+            assert_eq!(f.named(&key(), pid), fight, "what looked like a fight is none: change {pid}");
+            assert!(f.frozen().is_empty());
+        }
+        for i in 0..3 {
+            f.changed(&key(), None, (10 + i) * S);
+            assert_eq!(
+                (f.named(&key(), 0), f.frozen().is_empty()),
+                (i < 2, i < 2),
+                "the fourth of one is one: {i}"
+            );
+        }
     }
 
     #[test]

@@ -186,7 +186,7 @@ impl fmt::Display for FindingKind {
                 by(writer.as_ref())
             ),
             Self::FightOver { path, file } => {
-                write!(f, "{file} of {path} has been quiet for a minute; repaired again")
+                write!(f, "{file} of {path} is repaired again: quiet for a minute, or no fight after all")
             }
             Self::Set(found) => write!(f, "{}: {}", found.owner, found.fault),
             Self::Departed { owner, example } => write!(f, "{owner}: a task left its CPUs: {example}"),

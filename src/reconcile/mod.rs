@@ -221,7 +221,7 @@ pub enum Answer {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum AdmitError {
     /// Wrong mode.
-    #[error("the agent runs in audit mode and assigns nothing")]
+    #[error("the agent runs in audit mode: it assigns and releases nothing")]
     Audit,
     /// Nothing fits.
     #[error(transparent)]

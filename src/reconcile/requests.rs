@@ -94,6 +94,9 @@ impl Turn<'_> {
     }
 
     pub(super) fn release(&mut self, ticket: Ticket, owner: Option<Owner>) {
+        if self.s.settings.audit {
+            return self.out.push(Effect::Reply(ticket, Answer::Refused(AdmitError::Audit)));
+        }
         let all = owner.is_none();
         let held = |o: &Owner| self.s.assignments.owners.contains_key(o);
         let owners: Vec<Owner> = match owner {

@@ -18,7 +18,7 @@ use axum::{
     routing::{delete, get},
     serve::IncomingStream,
 };
-use nix::unistd::{Gid, Group, chown};
+use nix::unistd::{Gid, chown};
 use serde::Deserialize;
 use std::{
     fs, io,
@@ -33,6 +33,8 @@ use tokio::{
 const BODY_LIMIT: usize = 64 * 1024;
 /// The group that may read.
 const GROUP: &str = "truepin";
+/// Where groups are.
+const GROUPS: &str = "/etc/group";
 
 /// The socket could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -94,11 +96,23 @@ pub fn bind(path: &Path) -> Result<UnixListener, ServerError> {
     let listener = UnixListener::bind(path).map_err(io("bind"))?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o660)).map_err(io("set the mode of"))?;
     // Without the group, root alone can connect.
-    if let Ok(Some(group)) = Group::from_name(GROUP) {
-        chown(path, None, Some(Gid::from_raw(group.gid.as_raw())))
-            .map_err(|e| io("set the group of")(e.into()))?;
+    let groups = match fs::read_to_string(GROUPS) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
+        read => read.map_err(|source| ServerError::Io { operation: "read", path: GROUPS.into(), source })?,
+    };
+    if let Some(id) = group_id(&groups, GROUP) {
+        chown(path, None, Some(Gid::from_raw(id))).map_err(|e| io("set the group of")(e.into()))?;
     }
     Ok(listener)
+}
+
+/// The id of a group in the text of `/etc/group` (`name:password:id:members`, group(5)). Not by `getgrnam(3)`: a static
+/// binary crashes in the modules that `/etc/nsswitch.conf` may name, and a system group is in the file.
+fn group_id(groups: &str, name: &str) -> Option<u32> {
+    groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok()).flatten()
+    })
 }
 
 /// Serves until the process ends.
@@ -200,4 +214,17 @@ async fn verdicts(
 /// Whether somebody answers on a socket.
 pub async fn answers(path: &Path) -> bool {
     UnixStream::connect(path).await.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_by_name() {
+        let text = "root:x:0:\ntruepin-x:x:7:\nbroken\ntruepin:x:998:ada,alan\n";
+        assert_eq!(group_id(text, "truepin"), Some(998));
+        assert_eq!(group_id(text, "broken"), None);
+        assert_eq!(group_id("truepin:x:many:\n", "truepin"), None);
+    }
 }

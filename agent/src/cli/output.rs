@@ -54,7 +54,8 @@ impl From<ConfigError> for Failure {
 
 impl From<StartError> for Failure {
     fn from(error: StartError) -> Self {
-        Self::new(3, &error, error.hint())
+        let root = nix::unistd::geteuid().is_root();
+        Self::new(3, &error, error.hint().or((!root).then_some("run it as root")))
     }
 }
 

@@ -54,6 +54,35 @@ pub struct Range {
     pub members: bool,
 }
 
+/// Operations of a script that is known by its name alone.
+pub const LENGTH: usize = 40;
+
+/// The script of this name with [`LENGTH`] operations: `chance`, then any of `hotplug`, `tree` and `members`, then
+/// the seed.
+#[must_use]
+pub fn named(name: &str) -> Option<Script> {
+    let (kinds, seed) = name.strip_prefix("chance")?.rsplit_once(' ')?;
+    let mut range = Range::default();
+    for kind in kinds.split_whitespace() {
+        match kind {
+            "hotplug" => range.hotplug = true,
+            "tree" => range.tree = true,
+            "members" => range.members = true,
+            _ => return None,
+        }
+    }
+    Some(script(seed.parse().ok()?, LENGTH, range))
+}
+
+/// The scripts by chance whose answers are recorded in `truth/`, beside the shipped ones; run them through
+/// [`super::lockstep_of`] and keep [`super::Report::recording`].
+#[must_use]
+pub fn recorded(members: bool) -> Vec<Script> {
+    let kinds = [(false, false), (true, false), (false, true), (true, true)];
+    let range = kinds.map(|(hotplug, tree)| Range { hotplug, tree, members });
+    range.iter().flat_map(|range| (1..=40).map(|seed| script(seed, LENGTH, *range))).collect()
+}
+
 /// A script of `length` operations after a start that makes the directories, enables cpuset in them and puts two
 /// processes into leaves.
 #[must_use]

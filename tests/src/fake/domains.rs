@@ -30,14 +30,14 @@ impl FakeKernel {
     /// Whether the account of the domain that `cpu` is in can be met by the CPUs of `left`. CPUs outside of
     /// every domain (isolated or offline) have an empty account.
     pub(super) fn has_bandwidth(&self, cpu: Option<CpuId>, left: &CpuSet) -> bool {
-        let domain = cpu.and_then(|cpu| self.domains.iter().find(|d| d.charged && d.cpus.contains(cpu)));
+        let domain = cpu.and_then(|cpu| self.domains.iter().rfind(|d| d.charged && d.cpus.contains(cpu)));
         let account = domain.map_or(0, |d| d.cpus.len());
         MOST_PERCENT * left.intersection(&self.active).len() >= SERVER_PERCENT * account
     }
 
     /// The CPUs of the domain that `cpu` is in; empty on an isolated CPU.
     pub(super) fn domain_with(&self, cpu: CpuId) -> CpuSet {
-        let domain = self.domains.iter().find(|d| d.cpus.contains(cpu));
+        let domain = self.domains.iter().rfind(|d| d.cpus.contains(cpu));
         domain.map_or_else(CpuSet::new, |d| d.cpus.clone())
     }
 
@@ -78,6 +78,8 @@ impl FakeKernel {
                 || self.cpuset_children(i).into_iter().any(|c| self.counts_the_gone(c)))
     }
 
+    /// The root's set and that of every `root` partition. Where hotplug has left a CPU to two of them, 6.12 counts
+    /// those as one and drops as many sets from the end of the list.
     fn wanted_domains(&self) -> Vec<CpuSet> {
         let mut domains = vec![self.cs(ROOT).effective.clone()];
         if !self.handed_out.is_empty() {
@@ -85,22 +87,16 @@ impl FakeKernel {
                 self.domains_below(child, &mut domains);
             }
         }
+        if !self.behaviour.is_lax() {
+            domains.truncate(apart(&domains));
+        }
         domains
     }
 
     fn domains_below(&self, i: Ix, domains: &mut Vec<CpuSet>) {
         let cs = self.cs(i);
         if cs.state == State::Valid(PartitionKind::Root) && !cs.effective.is_empty() {
-            // Domains that overlap (after a hotplug that left a CPU to two) are merged.
-            let mut merged = cs.effective.clone();
-            domains.retain(|d| {
-                let apart = d.is_disjoint(&merged);
-                if !apart {
-                    merged |= d;
-                }
-                apart
-            });
-            domains.push(merged);
+            domains.push(cs.effective.clone());
         }
         if cs.state.is_valid() || !cs.exclusive.is_empty() {
             for child in self.cpuset_children(i) {
@@ -108,4 +104,21 @@ impl FakeKernel {
             }
         }
     }
+}
+
+/// How many sets remain once those that overlap are merged.
+fn apart(sets: &[CpuSet]) -> usize {
+    let mut merged: Vec<CpuSet> = Vec::new();
+    for set in sets {
+        let mut set = set.clone();
+        merged.retain(|other| {
+            let apart = other.is_disjoint(&set);
+            if !apart {
+                set |= other;
+            }
+            apart
+        });
+        merged.push(set);
+    }
+    merged.len()
 }

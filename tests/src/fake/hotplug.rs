@@ -3,7 +3,7 @@
 //! The asked-for sets never change. Effective sets follow, from the root down; a partition that loses its last
 //! CPU while something runs there becomes invalid, and a valid one again when a CPU returns.
 
-use super::{Errno, FakeKernel, Ix, ROOT, Reason, State};
+use super::{Activity, Errno, FakeKernel, Ix, ROOT, Reason, State};
 use truepin::{CpuId, CpuSet};
 
 impl FakeKernel {
@@ -22,7 +22,7 @@ impl FakeKernel {
                 return Err(Errno::EBUSY);
             }
             self.active.remove(cpu);
-            self.push_away();
+            self.push_away(Activity::Runs);
             if self.behaviour.keeps_last_cpu && !self.has_bandwidth(Some(cpu), &self.domain_with(cpu)) {
                 // Refused, and yet what was running there has been pushed away.
                 self.active.insert(cpu);
@@ -31,16 +31,17 @@ impl FakeKernel {
         }
         self.follow_online();
         self.rebuild_domains();
+        self.push_away(Activity::Wakes);
         Ok(())
     }
 
-    /// A busy task none of whose CPUs is left falls back to its cpuset's asked-for set, else to every CPU, and
+    /// A task none of whose CPUs is left falls back to its cpuset's asked-for set, else to every CPU, and
     /// forgets what it asked for.
-    fn push_away(&mut self) {
+    fn push_away(&mut self, activity: Activity) {
         let stranded: Vec<u32> = self
             .tasks
             .iter()
-            .filter(|(_, t)| t.traits.busy && t.mask.is_disjoint(&self.active))
+            .filter(|(_, t)| t.traits.activity == activity && t.mask.is_disjoint(&self.active))
             .map(|(id, _)| *id)
             .collect();
         for thread in stranded {

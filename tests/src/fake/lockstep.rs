@@ -46,6 +46,19 @@ pub struct Report {
     pub values: usize,
     /// A script ends at the first operation with a difference.
     pub differences: Vec<Difference>,
+    /// What the real kernel answered to each script that has no difference, as [`script::Digest`]. Recorded in
+    /// `truth/`, this lets any machine hold the fake to the real kernel's word.
+    pub answers: Vec<(String, u32)>,
+}
+
+impl Report {
+    /// The lines of a recording: eight hexadecimal digits and the script's name.
+    #[must_use]
+    pub fn recording(&self) -> String {
+        self.answers
+            .iter()
+            .fold(String::new(), |text, (name, answer)| text + &format!("{answer:08x} {name}\n"))
+    }
 }
 
 impl fmt::Display for Report {
@@ -53,7 +66,7 @@ impl fmt::Display for Report {
         for difference in &self.differences {
             writeln!(f, "{difference}")?;
         }
-        let Self { scripts, ops, values, differences } = self;
+        let Self { scripts, ops, values, differences, .. } = self;
         write!(f, "{scripts} scripts, {ops} operations, {values} values, {} differences", differences.len())
     }
 }
@@ -79,6 +92,16 @@ pub enum LockstepError {
         what: String,
         /// Why it failed.
         cause: std::io::Error,
+    },
+    /// A script could not be run to its end.
+    #[error("{script}, {line}: {cause}")]
+    At {
+        /// The script.
+        script: String,
+        /// The operation, `before` or `after`.
+        line: String,
+        /// Why.
+        cause: Box<LockstepError>,
     },
     /// The fake refused its own set-up.
     #[error("the fake refuses its set-up: {0}")]
@@ -120,12 +143,17 @@ pub fn lockstep_of(mount: &Path, behaviour: Behaviour, scripts: &[Script]) -> Re
     let mut report = Report::default();
     for script in scripts {
         report.scripts += 1;
-        real.begin()?;
+        let at = |line: &str| {
+            let (script, line) = (script.name.clone(), line.to_owned());
+            move |cause| LockstepError::At { script, line, cause: Box::new(cause) }
+        };
+        real.begin().map_err(at("before"))?;
         let fake = machine(&real, behaviour)?;
         let run = side_by_side(script, fake, &mut real, &mut report);
         // The machine is put back even where the run broke off.
-        real.end()?;
+        let end = real.end().map_err(at("after"));
         run?;
+        end?;
     }
     real.restore()?;
     Ok(report)
@@ -154,17 +182,23 @@ fn side_by_side(
     real: &mut RealWorld,
     report: &mut Report,
 ) -> Result<(), LockstepError> {
+    let found = report.differences.len();
+    let mut digest = script::Digest::default();
     compare(script, (0, "start"), ("", ""), &fake, real, report)?;
     for (n, (line, op)) in script.ops.iter().enumerate() {
-        let result = |r: Result<(), Errno>| r.map_or_else(|e| e.to_string(), |()| "ok".into());
-        let (expected, got) = (result(fake.run(op)), result(real.run(op)?));
+        let result = real.run(op).map_err(|cause| {
+            let (script, line) = (script.name.clone(), line.clone());
+            LockstepError::At { script, line, cause: Box::new(cause) }
+        })?;
+        let (expected, got) = (script::outcome(fake.run(op)), script::outcome(result));
         report.ops += 1;
-        let before = report.differences.len();
-        compare(script, (n + 1, line), (&expected, &got), &fake, real, report)?;
-        if report.differences.len() > before {
-            break;
+        let shot = compare(script, (n + 1, line), (&expected, &got), &fake, real, report)?;
+        if report.differences.len() > found {
+            return Ok(());
         }
+        digest.add(&got, &shot);
     }
+    report.answers.push((script.name.clone(), digest.value()));
     Ok(())
 }
 
@@ -175,7 +209,7 @@ fn compare(
     fake: &FakeWorld,
     real: &mut RealWorld,
     report: &mut Report,
-) -> Result<(), LockstepError> {
+) -> Result<script::Snapshot, LockstepError> {
     let mut expected = fake.snapshot();
     expected.insert("result".into(), results.0.into());
     let look = || -> Result<script::Snapshot, LockstepError> {
@@ -201,5 +235,6 @@ fn compare(
             report.differences.push(Difference { script, op, key, fake, real });
         }
     }
-    Ok(())
+    got.remove("result");
+    Ok(got)
 }

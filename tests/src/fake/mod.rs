@@ -217,11 +217,24 @@ struct Task {
     traits: TaskTraits,
 }
 
+/// What a task does while a CPU leaves. A task that runs, or wakes, with no CPU of its mask left gets another mask,
+/// and forgets what it asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Activity {
+    /// It sleeps on, and keeps its mask.
+    #[default]
+    Asleep,
+    /// It wakes right after: the task that asked for the change, for one.
+    Wakes,
+    /// It runs, and is pushed away before cpusets follow, even where the change is refused then.
+    Runs,
+}
+
 /// What kind of task to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TaskTraits {
-    /// On a CPU when that CPU leaves, so that it is pushed away at once when that CPU leaves. A sleeper keeps its mask.
-    pub busy: bool,
+    /// What it does while a CPU leaves.
+    pub activity: Activity,
     /// A kernel thread.
     pub kthread: bool,
     /// A kernel thread bound to its CPU (`PF_NO_SETAFFINITY`): cannot be moved or pinned.
@@ -309,7 +322,7 @@ impl FakeKernel {
             faults: BTreeMap::new(),
             crashed: false,
         };
-        let traits = TaskTraits { busy: true, ..TaskTraits::default() };
+        let traits = TaskTraits { activity: Activity::Wakes, ..TaskTraits::default() };
         kernel.new_task(ROOT, None, kernel.possible.clone(), traits, None);
         kernel
     }

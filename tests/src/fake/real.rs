@@ -23,8 +23,9 @@ use truepin::{CgroupPath, CpuSet};
 const CPUS: &str = "/sys/devices/system/cpu";
 /// Tells the binary that it is one of the processes: `sleep N` or `busy`.
 const CHILD: &str = "TRUEPIN_SCRIPT_PROCESS";
-/// A removed cgroup counts as a sibling until its grace period ends: some 10 ms, in an emulated guest more.
-const GONE_WITHIN: Duration = Duration::from_secs(10);
+/// A removed cgroup counts as a sibling until its grace period ends: some 10 ms, in an emulated guest on a busy
+/// machine many times that.
+const GONE_WITHIN: Duration = Duration::from_mins(1);
 
 /// To be called first in the `main` of a binary that runs [`super::lockstep`]: in the processes that it starts,
 /// this does not return.

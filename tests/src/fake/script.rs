@@ -11,7 +11,7 @@
 //! | `cpu 3 off`, `cpu 3 on` | hotplug |
 //! | `# …` | says why |
 
-use super::{Errno, FakeKernel, INIT, TaskTraits};
+use super::{Activity, Errno, FakeKernel, INIT, TaskTraits};
 use std::{collections::BTreeMap, fmt};
 use truepin::{CgroupPath, CpuId, CpuSet};
 
@@ -200,7 +200,8 @@ impl FakeWorld {
                 if self.threads.contains_key(name) {
                     return Err(Errno::EEXIST);
                 }
-                let traits = TaskTraits { busy: *busy, ..TaskTraits::default() };
+                let activity = if *busy { Activity::Runs } else { Activity::Asleep };
+                let traits = TaskTraits { activity, ..TaskTraits::default() };
                 let leader = self.kernel.spawn(path, *threads, traits)?;
                 self.threads.insert(name.clone(), (leader..leader + threads).collect());
                 Ok(())
@@ -237,6 +238,42 @@ impl FakeWorld {
         }
         shot
     }
+}
+
+/// What a kernel answered to a script so far, as one number: the CRC32 of every result and every value after each
+/// operation, in order.
+#[derive(Debug, Clone, Default)]
+pub struct Digest(crc32fast::Hasher);
+
+impl Digest {
+    /// Adds the result of an operation (`ok` or an error's symbol) and what showed after it.
+    pub fn add(&mut self, result: &str, shot: &Snapshot) {
+        for text in shot.iter().flat_map(|(k, v)| [k.as_str(), v]).chain([result]) {
+            self.0.update(text.as_bytes());
+            self.0.update(b"\n");
+        }
+    }
+
+    /// The number.
+    #[must_use]
+    pub fn value(&self) -> u32 {
+        self.0.clone().finalize()
+    }
+}
+
+/// The answer of the fake to a whole script.
+pub fn answer(script: &Script, kernel: FakeKernel) -> Result<u32, Errno> {
+    let mut world = FakeWorld::new(kernel)?;
+    let mut digest = Digest::default();
+    for (_, op) in &script.ops {
+        digest.add(&outcome(world.run(op)), &world.snapshot());
+    }
+    Ok(digest.value())
+}
+
+/// `ok` or the error's symbol.
+pub(super) fn outcome(result: Result<(), Errno>) -> String {
+    result.map_or_else(|e| e.to_string(), |()| "ok".into())
 }
 
 pub(super) fn key(path: &CgroupPath, file: &str) -> String {

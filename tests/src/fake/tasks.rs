@@ -55,7 +55,7 @@ impl FakeKernel {
 
     /// A kernel thread in the root cgroup; `bound` ones sit on one CPU.
     pub fn spawn_kthread(&mut self, bound_to: Option<CpuSet>) -> u32 {
-        let traits = TaskTraits { busy: false, kthread: true, bound: bound_to.is_some() };
+        let traits = TaskTraits { kthread: true, bound: bound_to.is_some(), ..TaskTraits::default() };
         let mask = bound_to.unwrap_or_else(|| self.possible.difference(&self.handed_out));
         self.new_task(ROOT, None, mask, traits, None)
     }

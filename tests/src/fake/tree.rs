@@ -197,6 +197,12 @@ impl FakeKernel {
         if enable != 0 {
             self.may_enable(i, enable)?;
         }
+        // The tasks below change their cpuset, and cannot move into one that has handed out all its CPUs.
+        let moves =
+            (enable | disable) & CPUSET != 0 && self.groups[i].children.iter().any(|c| self.populated(*c));
+        if moves && self.cs(self.cpuset_of(i)).effective.is_empty() {
+            return Err(Errno::ENOSPC);
+        }
         self.groups[i].enabled = now & !disable | enable;
         if enable & CPUSET != 0 {
             self.give_cpusets(i);

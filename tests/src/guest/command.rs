@@ -2,6 +2,7 @@
 
 use super::wait::secs;
 use anyhow::Context;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::{
     fmt,
     fs::File,
@@ -70,8 +71,7 @@ pub fn run_for(limit: Duration, command: &mut Command) -> anyhow::Result<Ran> {
         .map(|a| a.to_string_lossy())
         .collect::<Vec<_>>()
         .join(" ");
-    let mut out = tempfile::tempfile().context("a file for the output")?;
-    let mut err = tempfile::tempfile().context("a file for the errors")?;
+    let [mut out, mut err] = [memory_file()?, memory_file()?];
     let mut child = command
         .stdin(Stdio::null())
         .stdout(out.try_clone().context("the output file")?)
@@ -97,6 +97,12 @@ pub fn run_for(limit: Duration, command: &mut Command) -> anyhow::Result<Ran> {
     let ran = Ran { line, status, stdout: read(&mut out)?, stderr: read(&mut err)? };
     anyhow::ensure!(ended.is_some(), "not done after {} s: {ran}", limit.as_secs());
     Ok(ran)
+}
+
+/// A file without a name, gone with its last descriptor.
+fn memory_file() -> anyhow::Result<File> {
+    let fd = memfd_create(c"output", MFdFlags::MFD_CLOEXEC).context("a file for the output")?;
+    Ok(File::from(fd))
 }
 
 fn read(file: &mut File) -> anyhow::Result<String> {

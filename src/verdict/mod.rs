@@ -463,3 +463,6 @@ pub fn millis(ns: u64) -> String {
     let us = ns.saturating_add(500) / 1000;
     format!("{}.{:03} ms", us / 1000, us % 1000)
 }
+
+#[cfg(test)]
+mod tests;
