@@ -132,8 +132,8 @@ fn foreign(sim: &mut Sim, file: &str, text: &str, writer: Option<u32>) {
 
 fn told(sim: &mut Sim, path: &str, name: &str, writer: Option<u32>) {
     let writer = writer.map(|pid| Writer { pid, comm: format!("w{pid}"), cgroup: Some(p("user.slice")) });
-    let writes = vec![ForeignWrite { path: p(path), file: CpusetFile::of_name(name), writer }];
-    sim.happens(Event::Disturbed { writes, departures: Vec::new() }).unwrap();
+    let seen = vec![ForeignWrite { path: p(path), file: CpusetFile::of_name(name), writer }];
+    sim.happens(Event::Disturbed { writes: seen, departures: Vec::new() }).unwrap();
 }
 
 fn text(sim: &Sim, path: &str, file: CpusetFile) -> String {
@@ -415,8 +415,6 @@ fn foreign_writes_are_repaired_and_named() {
     let partition = |sim: &mut Sim| assigned(sim, &run("a", "2-3", Isolation::Partition));
     let member = |sim: &mut Sim| assigned(sim, &run("a", "2-3", Isolation::Member));
     let cgroup = |sim: &mut Sim| assigned(sim, &existing("system.slice/a", "2-3", Isolation::Partition));
-    type Set = fn(&mut Sim);
-    let _: Set;
     let a = "truepin.slice/run-a";
     for (n, (start, file, value, wanted)) in [
         (&partition as &dyn Fn(&mut Sim), format!("{a}/cpuset.cpus"), "4-5", "2-3"),

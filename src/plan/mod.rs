@@ -23,6 +23,8 @@
 pub mod check;
 mod diff;
 mod targets;
+#[cfg(test)]
+mod tests;
 
 pub use diff::diff;
 pub(crate) use diff::overlapping;

@@ -356,10 +356,11 @@ impl Turn<'_> {
 
     pub(super) fn step_done(&mut self, step: Step) {
         match step {
-            Step::Write { path, file: CpusetFile::Partition, new: Value::Partition(kind), .. } => {
-                if kind != PartitionKind::Member {
-                    *self.s.progress.written.entry(path).or_default() += 1;
-                }
+            Step::Write {
+                file: CpusetFile::Partition, new: Value::Partition(PartitionKind::Member), ..
+            } => {}
+            Step::Write { path, file: CpusetFile::Partition, .. } => {
+                *self.s.progress.written.entry(path).or_default() += 1;
             }
             Step::Write { path, file, new, .. } => {
                 self.s.progress.wrote.insert((path, file), new.to_string());
@@ -380,11 +381,9 @@ impl Turn<'_> {
     pub(super) fn step_failed(&mut self, step: &Step, error: KernelError) -> Option<KernelError> {
         match (step, error.errno) {
             (Step::Write { file: CpusetFile::Cpus, new: Value::Cpus(set), .. }, Some(ENOSPC))
-                if set.is_empty() =>
+                if set.is_empty() && !mem::replace(&mut self.s.facts.empty_refused, true) =>
             {
-                if !mem::replace(&mut self.s.facts.empty_refused, true) {
-                    return None;
-                }
+                return None;
             }
             (Step::Enter { path, pid }, _) => {
                 self.s.entering.retain(|e| *e != (path.clone(), *pid));

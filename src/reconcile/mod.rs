@@ -261,6 +261,7 @@ pub enum AdmitError {
 
 /// What is known of an owner beyond the record; rebuilt after a restart.
 #[derive(Debug, Clone, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each was learnt or done independently of the others")]
 struct Runtime {
     /// Its cgroup was there once: if it is gone, the owner is.
     seen: bool,
