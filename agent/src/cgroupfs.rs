@@ -213,6 +213,10 @@ impl CgroupFs {
 
     fn remove(&self, path: &CgroupPath) -> Result<(), KernelError> {
         let dir = self.dir(path);
+        // What the owner's processes made below goes first; the kernel refuses whatever is still in use.
+        for child in self.children(path)? {
+            self.remove(&child)?;
+        }
         if self.literal {
             let cgroup = Cgroup::load(hierarchies::auto(), path.as_str());
             return cgroup.delete().map_err(|e| through_crate("rmdir", &dir, None, &e));
@@ -302,21 +306,21 @@ fn optional(dir: &Path, file: &str) -> Result<Option<CpuSet>, KernelError> {
 /// `None` where the cgroup has no cpuset files.
 fn observe_cpuset(path: &CgroupPath, dir: &Path) -> Result<Found<Option<CpusetObserved>>, KernelError> {
     let Found::Here(effective) = parsed(dir, "cpuset.cpus.effective")? else {
-        return Ok(if dir.exists() { Found::Here(None) } else { Found::Gone });
+        return Ok(without(dir));
     };
-    let Found::Here(mems_effective) = parsed(dir, "cpuset.mems.effective")? else { return Ok(Found::Gone) };
+    let Found::Here(mems_effective) = parsed(dir, "cpuset.mems.effective")? else { return Ok(without(dir)) };
     let mut files = CpusetObserved { effective, mems_effective, ..CpusetObserved::default() };
     if path.is_root() {
         return Ok(Found::Here(Some(files)));
     }
     let (Found::Here(cpus), Found::Here(mems)) = (parsed(dir, "cpuset.cpus")?, parsed(dir, "cpuset.mems")?)
     else {
-        return Ok(Found::Gone);
+        return Ok(without(dir));
     };
     (files.cpus, files.mems) = (cpus, mems);
     files.exclusive = optional(dir, CpusetFile::Exclusive.name())?;
     files.exclusive_effective = optional(dir, "cpuset.cpus.exclusive.effective")?;
-    let Found::Here(state) = read(dir, CpusetFile::Partition.name())? else { return Ok(Found::Gone) };
+    let Found::Here(state) = read(dir, CpusetFile::Partition.name())? else { return Ok(without(dir)) };
     files.partition = Some(state.parse().map_err(|e| KernelError {
         operation: "read",
         target: dir.join(CpusetFile::Partition.name()).display().to_string(),
@@ -325,6 +329,11 @@ fn observe_cpuset(path: &CgroupPath, dir: &Path) -> Result<Found<Option<CpusetOb
         cause: format!("{e}"),
     })?);
     Ok(Found::Here(Some(files)))
+}
+
+/// The controller is being switched off or on around us, or the cgroup is gone: only its directory tells.
+fn without(dir: &Path) -> Found<Option<CpusetObserved>> {
+    if dir.exists() { Found::Here(None) } else { Found::Gone }
 }
 
 fn is_gone(error: &io::Error) -> bool {

@@ -204,6 +204,19 @@ impl Config {
         }
     }
 
+    /// Whether everything fits the mode, also after the command line has changed it.
+    pub fn check_mode(&self, path: &Path) -> Result<(), ConfigError> {
+        let counted = self.cgroups.iter().find(|c| matches!(c.cpus, Some(Reserve::Count(_))));
+        match (self.mode, counted) {
+            (RunMode::Audit, Some(rule)) => {
+                let what =
+                    format!("[[cgroup]] {}: mode audit needs the list of its CPUs, not a count", rule.path);
+                Err(ConfigError::Content { path: path.into(), what })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Parses TOML; `path` is for messages.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
         let content = |what: String| ConfigError::Content { path: path.into(), what };
@@ -228,6 +241,7 @@ impl Config {
         let kthread_budget_ns_per_s = rate(budget).ok_or_else(|| {
             content(format!("budgets.unbound-kthread = {budget:?}: expected e.g. \"10ms/s\""))
         })?;
+        check_owners(&file, &content)?;
         for rule in &file.cgroup {
             let named = |what: &str| content(format!("[[cgroup]] {}: {what}", rule.path));
             match rule.role {
@@ -239,7 +253,7 @@ impl Config {
                 _ => {}
             }
         }
-        Ok(Self {
+        let config = Self {
             mode: file.mode,
             reserved: file.reserved.unwrap_or(Reserve::Count(1)),
             strict_reserved: file.strict_reserved,
@@ -250,8 +264,33 @@ impl Config {
             sources: file.sources,
             kthread_budget_ns_per_s,
             cgroups: file.cgroup,
-        })
+        };
+        config.check_mode(path)?;
+        Ok(config)
     }
+}
+
+/// What the programs could not watch is refused here: one owner that cannot be watched would leave all unwatched.
+fn check_owners(file: &File, content: &impl Fn(String) -> ConfigError) -> Result<(), ConfigError> {
+    let owners: Vec<&CgroupRule> = file.cgroup.iter().filter(|c| c.role == Role::Owner).collect();
+    for (i, rule) in owners.iter().enumerate() {
+        let named = |what: String| Err(content(format!("[[cgroup]] {}: {what}", rule.path)));
+        if let Some(other) =
+            owners[..i].iter().find(|o| o.path.is_within(&rule.path) || rule.path.is_within(&o.path))
+        {
+            return named(format!("is, contains or lies inside {}, another owner", other.path));
+        }
+        if let Some(Reserve::Cpus(mine)) = &rule.cpus {
+            let shares = |o: &&&CgroupRule| matches!(&o.cpus, Some(Reserve::Cpus(c)) if !c.is_disjoint(mine));
+            if let Some(other) = owners[..i].iter().find(shares) {
+                return named(format!("shares CPUs with {}", other.path));
+            }
+            if mine.is_empty() {
+                return named("`cpus` is empty".into());
+            }
+        }
+    }
+    Ok(())
 }
 
 /// `10ms/s`, or `0`.
@@ -349,6 +388,11 @@ mod tests {
         assert_eq!(c.cgroups[1].role, Role::Ignore);
     }
 
+    fn owners(a: &str, of_a: &str, b: &str, of_b: &str) -> String {
+        let one = |path, cpus| format!("[[cgroup]]\npath = {path:?}\nrole = \"owner\"\ncpus = {cpus:?}\n");
+        one(a, of_a) + &one(b, of_b)
+    }
+
     #[test]
     fn refusals_name_key_and_value() {
         for (text, needle) in [
@@ -370,6 +414,9 @@ mod tests {
             ("[[cgroup]]\npath = \"a\"\nrole = \"pool\"\ncpus = 2", "go with role"),
             ("[[cgroup]]\npath = \"a/../b\"\nrole = \"pool\"", ".."),
             ("a = ", "c.toml"),
+            ("mode = \"audit\"\n[[cgroup]]\npath = \"a\"\nrole = \"owner\"\ncpus = 2", "not a count"),
+            (&owners("a", "1-2", "a/b", "3"), "lies inside /a"),
+            (&owners("a", "1-2", "b", "2-3"), "shares CPUs with /a"),
         ] {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(needle), "{text:?}: {error}");

@@ -28,6 +28,17 @@ use truepin::{
     verdict::{Evidence, Instant},
 };
 
+/// What a look at the kernel's reports gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gathered {
+    /// No report.
+    Nothing,
+    /// Departures only, and nothing had to be done about them.
+    IdleDepartures,
+    /// Anything else.
+    Something,
+}
+
 /// Everything with effects, behind the reconciler.
 #[derive(Debug)]
 pub struct Engine {
@@ -43,6 +54,8 @@ pub struct Engine {
     pub watch: Option<Watch>,
     /// Who changed them.
     pub writers: Option<Writers>,
+    /// Phases applied so far: tells whether an event led to anything.
+    applied: u64,
     replies: HashMap<Ticket, oneshot::Sender<Answer>>,
     tickets: Ticket,
 }
@@ -58,7 +71,17 @@ impl Engine {
         watch: Option<Watch>,
         writers: Option<Writers>,
     ) -> Self {
-        Self { state, kernel, collector, store, watch, writers, replies: HashMap::new(), tickets: 0 }
+        Self {
+            state,
+            kernel,
+            collector,
+            store,
+            watch,
+            writers,
+            applied: 0,
+            replies: HashMap::new(),
+            tickets: 0,
+        }
     }
 
     /// Asks something that takes a ticket; the answer has arrived when this returns.
@@ -100,6 +123,7 @@ impl Engine {
             }
             Effect::Observe(scope) => Some(Event::Observed(self.kernel.observe(&scope))),
             Effect::Apply(steps) => {
+                self.applied += 1;
                 let mount = self.kernel.mount().root.display().to_string();
                 for planned in &steps {
                     tracing::debug!("{:?}: {}", planned.phase, planned.step.shell(&mount));
@@ -188,9 +212,8 @@ impl Engine {
         }
     }
 
-    /// Reads what the kernel reported since the last call and acts on it; true if there was anything. Names are read
-    /// first: a write is in fanotify's queue before it is in inotify's reader's hands.
-    pub fn gather(&mut self) -> bool {
+    /// Reads what the kernel reported since the last call and acts on it; of departures only with `ring`.
+    pub fn gather(&mut self, ring: bool) -> Gathered {
         let mut writes: Vec<ForeignWrite> = Vec::new();
         let mut departures: Vec<Departure> = Vec::new();
         let mut any = false;
@@ -207,16 +230,19 @@ impl Engine {
             }
             any |= writes.len() > before;
         }
-        if let Some(probe) = &mut self.collector.probe {
+        let files = any;
+        if let Some(probe) = self.collector.probe.as_mut().filter(|_| ring) {
             match probe.drain(&mut departures) {
                 Ok(n) => any |= n > 0,
                 Err(error) => tracing::warn!("{}", chain(&error)),
             }
         }
-        if any {
-            self.drive(Event::Disturbed { writes, departures });
+        if !any {
+            return Gathered::Nothing;
         }
-        any
+        let before = self.applied;
+        self.drive(Event::Disturbed { writes, departures });
+        if files || self.applied > before { Gathered::Something } else { Gathered::IdleDepartures }
     }
 }
 

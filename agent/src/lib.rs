@@ -9,6 +9,7 @@ pub mod config;
 pub mod engine;
 pub mod evidence;
 pub mod executor;
+pub mod lock;
 pub mod paths;
 pub mod procfs;
 pub mod run;

@@ -155,8 +155,9 @@ pub fn task(tid: u32) -> Result<Option<TaskMask>, ProcError> {
     for (text, name) in texts.iter_mut().zip(["stat", "status"]) {
         // /proc/TID is reachable for every thread though only leaders are listed.
         let path = PathBuf::from(format!("/proc/{tid}/{name}"));
-        match fs::read_to_string(&path) {
-            Ok(t) => *text = t,
+        // A thread's name may be cut in the middle of a character, or be no text at all.
+        match fs::read(&path) {
+            Ok(bytes) => *text = String::from_utf8_lossy(&bytes).into_owned(),
             Err(e) if gone(&e) => return Ok(None),
             Err(source) => return Err(ProcError::Read { path, source }),
         }
@@ -186,7 +187,8 @@ pub fn task(tid: u32) -> Result<Option<TaskMask>, ProcError> {
 /// A process's name and cgroup as far as they can still be read.
 #[must_use]
 pub fn who(pid: u32) -> (Option<String>, Option<CgroupPath>) {
-    let comm = fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|c| c.trim().to_owned());
+    let comm = fs::read(format!("/proc/{pid}/comm")).ok();
+    let comm = comm.map(|c| String::from_utf8_lossy(&c).trim().to_owned());
     let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok();
     let cgroup = cgroup.and_then(|text| text.lines().find_map(|l| l.strip_prefix("0::"))?.parse().ok());
     (comm, cgroup)

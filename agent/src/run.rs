@@ -7,16 +7,18 @@
 use crate::{
     api::calls::{self, About, Call, Outcome, problem},
     config::Reserve,
-    engine::Engine,
+    engine::{Engine, Gathered},
     procfs,
     start::{Declared, Prepared},
     store::chain,
 };
 use nix::{
+    fcntl::Flock,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::eventfd::{EfdFlags, EventFd},
 };
 use std::{
+    fs::File,
     os::fd::AsFd,
     sync::{Arc, mpsc},
     time::Duration,
@@ -31,6 +33,10 @@ use truepin::{
 
 /// Reports within this time of the last are taken together.
 const COALESCE_NS: u64 = 1_000_000;
+/// Open windows hold a sample each, and whoever may read may ask.
+const MAX_WAITING: usize = 64;
+/// An hour.
+const MAX_WINDOW_MS: u64 = 3_600_000;
 
 /// What other threads send.
 #[derive(Debug)]
@@ -78,6 +84,8 @@ struct Waiting {
 #[derive(Debug)]
 pub struct Agent {
     engine: Engine,
+    /// Only held.
+    _host: Option<Flock<File>>,
     about: About,
     declared: Vec<Declared>,
     inbox: mpsc::Receiver<Command>,
@@ -87,6 +95,23 @@ pub struct Agent {
     tick_ns: u64,
     next_tick_ns: u64,
     quiet_until_ns: u64,
+    /// Departures that led to nothing are looked at more and more rarely: an audited owner may depart for hours.
+    ring_quiet: Quiet,
+}
+
+/// A pause that doubles from 100 ms to 1 s while nothing comes of it.
+#[derive(Debug, Default)]
+struct Quiet {
+    pause_ns: u64,
+    until_ns: u64,
+}
+
+impl Quiet {
+    fn after(&mut self, idle: bool, now: u64) {
+        const FIRST_NS: u64 = 100_000_000;
+        self.pause_ns = if idle { (self.pause_ns * 2).clamp(FIRST_NS, 10 * FIRST_NS) } else { 0 };
+        self.until_ns = now.saturating_add(self.pause_ns);
+    }
 }
 
 impl Agent {
@@ -100,6 +125,7 @@ impl Agent {
         }
         let agent = Self {
             engine: prepared.engine,
+            _host: prepared.host,
             about: prepared.about,
             declared: prepared.declared,
             inbox,
@@ -109,6 +135,7 @@ impl Agent {
             tick_ns: u64::try_from(tick.as_nanos()).unwrap_or(u64::MAX),
             next_tick_ns: 0,
             quiet_until_ns: 0,
+            ring_quiet: Quiet::default(),
         };
         Ok((agent, Mailbox { sender, wake }))
     }
@@ -127,10 +154,21 @@ impl Agent {
                     Err(mpsc::TryRecvError::Empty) => break,
                 }
             }
-            if now_ns() >= self.quiet_until_ns && self.engine.gather() {
-                self.quiet_until_ns = now_ns().saturating_add(COALESCE_NS);
-            }
+            self.gather();
             self.due();
+        }
+    }
+
+    fn gather(&mut self) {
+        let now = now_ns();
+        if now < self.quiet_until_ns {
+            return;
+        }
+        let gathered = self.engine.gather(now >= self.ring_quiet.until_ns);
+        let now = now_ns();
+        if gathered != Gathered::Nothing {
+            self.quiet_until_ns = now.saturating_add(COALESCE_NS);
+            self.ring_quiet.after(gathered == Gathered::IdleDepartures, now);
         }
     }
 
@@ -144,6 +182,7 @@ impl Agent {
             self.waiting.iter().map(|w| w.due_ns).min(),
             self.attach_at_ns,
             coalescing.then_some(self.quiet_until_ns),
+            (now < self.ring_quiet.until_ns).then_some(self.ring_quiet.until_ns),
         ];
         let next = deadlines.into_iter().flatten().min().unwrap_or(u64::MAX);
         let millis = next.saturating_sub(now).div_ceil(1_000_000).min(60_000);
@@ -154,7 +193,12 @@ impl Agent {
             let reports = [
                 self.engine.watch.as_ref().map(AsFd::as_fd),
                 self.engine.writers.as_ref().map(AsFd::as_fd),
-                self.engine.collector.probe.as_ref().map(AsFd::as_fd),
+                self.engine
+                    .collector
+                    .probe
+                    .as_ref()
+                    .filter(|_| now >= self.ring_quiet.until_ns)
+                    .map(AsFd::as_fd),
             ];
             fds.extend(reports.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         }
@@ -171,6 +215,12 @@ impl Agent {
     fn command(&mut self, command: Command) {
         match command {
             Command::Call(Call::Verdicts { owner, for_ms: Some(ms) }, reply) => {
+                self.waiting.retain(|w| !w.reply.is_closed());
+                if ms > MAX_WINDOW_MS || self.waiting.len() >= MAX_WAITING {
+                    let what =
+                        format!("at most {MAX_WAITING} windows at a time, of at most {MAX_WINDOW_MS} ms");
+                    return drop(reply.send(Err(problem(429, "too-much", what, None))));
+                }
                 match calls::base(&mut self.engine) {
                     Ok(from) => {
                         let due_ns = now_ns().saturating_add(ms.saturating_mul(1_000_000));

@@ -11,6 +11,7 @@ use crate::{
     config::{Config, Reserve, RunMode},
     engine::Engine,
     evidence::{self, Collector},
+    lock::{self, LockError},
     paths::Paths,
     procfs::{self, ProcError},
     store::{Loaded, Store, StoreError, chain},
@@ -18,7 +19,11 @@ use crate::{
     watch::Watch,
     writers::Writers,
 };
-use std::path::PathBuf;
+use nix::fcntl::Flock;
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+};
 use truepin::{
     CgroupPath, CpuSet, CpuTopology, Owner,
     checkpoint::Checkpoint,
@@ -48,6 +53,17 @@ pub enum StartError {
     /// The record.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// Another truepin writes on this host.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// `reserved` names no CPU that is online.
+    #[error("reserved = {reserved:?}: none of these CPUs is online (online are {online})")]
+    Reserved {
+        /// As configured.
+        reserved: CpuSet,
+        /// What there is.
+        online: CpuSet,
+    },
     /// `/proc` or a clock.
     #[error(transparent)]
     Proc(#[from] ProcError),
@@ -75,7 +91,7 @@ impl StartError {
                  `truepin agent --mode audit` works without",
             ),
             Self::Mount(MountError::Absent) => Some("mount -t cgroup2 none /sys/fs/cgroup"),
-            Self::Store(StoreError::Locked { .. }) => {
+            Self::Store(StoreError::Lock(LockError::Held { .. })) | Self::Lock(LockError::Held { .. }) => {
                 Some("one agent at a time writes; ask that one, or stop it")
             }
             Self::NoBpf(_) => Some("run as root on a kernel with BTF (/sys/kernel/btf/vmlinux)"),
@@ -100,6 +116,8 @@ pub struct Declared {
 /// A machine ready to work, at rest.
 #[derive(Debug)]
 pub struct Prepared {
+    /// Held for as long as this agent writes.
+    pub host: Option<Flock<File>>,
     /// The engine.
     pub engine: Engine,
     /// What calls need beside it.
@@ -123,6 +141,8 @@ pub fn prepare(config: &Config, paths: &Paths) -> Result<Prepared, StartError> {
     notes.extend(topology.oddities().iter().map(|o| format!("topology: {o}")));
     let mut kernel = CgroupFs::new(mount.clone(), &paths.sysfs);
     let slice: CgroupPath = SLICE.parse()?;
+    // The record's lock belongs to the record; two agents with different records on one host would fight all the same.
+    let host = if audit { None } else { Some(host_lock(&mount.root)?) };
     let (store, record) = if audit { (None, None) } else { open(paths, &mut notes)? };
     let exclusive = !audit && probe_partitions(&mut kernel, &slice)?;
     let probe = load_bpf(config, &mount, &mut notes)?;
@@ -141,7 +161,12 @@ pub fn prepare(config: &Config, paths: &Paths) -> Result<Prepared, StartError> {
         kthread_budget_ns_per_s: config.kthread_budget_ns_per_s,
         tolerance: evidence::tolerance()?,
     };
-    let reserved = if audit { CpuSet::new() } else { reserved(&config.reserved, &topology) };
+    let reserved = if audit { CpuSet::new() } else { reserved(&config.reserved, &topology)? };
+    if let Some(isolated) = topology.isolated().filter(|i| !i.is_empty()) {
+        notes.push(format!(
+            "CPUs {isolated} are isolated at boot (isolcpus): they are not balanced and not handed out"
+        ));
+    }
     let boot_id = procfs::boot_id()?;
     let state = State::new(settings, topology, facts, boot_id, reserved, config.strict_reserved, record);
     let watch = optional(
@@ -162,6 +187,7 @@ pub fn prepare(config: &Config, paths: &Paths) -> Result<Prepared, StartError> {
     Ok(Prepared {
         declared: declared.collect(),
         engine: Engine::new(state, kernel, collector, store, watch, writers),
+        host,
         about: About { numa: config.numa, sysfs: paths.sysfs.clone(), started_ns },
         notes,
     })
@@ -183,6 +209,11 @@ fn optional<T, E: std::error::Error + 'static>(
             None
         }
     }
+}
+
+fn host_lock(root: &Path) -> Result<Flock<File>, LockError> {
+    let failed = |source| LockError::Io { operation: "open", path: root.into(), source };
+    lock::exclusive(File::open(root).map_err(failed)?, root)
 }
 
 fn open(paths: &Paths, notes: &mut Vec<String>) -> Result<(Option<Store>, Option<Checkpoint>), StartError> {
@@ -236,9 +267,13 @@ fn load_bpf(config: &Config, mount: &Mount, notes: &mut Vec<String>) -> Result<O
 }
 
 /// Whole cores from the lowest on, until there are that many CPUs.
-fn reserved(wanted: &Reserve, topology: &CpuTopology) -> CpuSet {
+fn reserved(wanted: &Reserve, topology: &CpuTopology) -> Result<CpuSet, StartError> {
+    let online = topology.online();
     match wanted {
-        Reserve::Cpus(cpus) => cpus.clone(),
+        Reserve::Cpus(cpus) if !cpus.is_empty() && cpus.is_disjoint(online) => {
+            Err(StartError::Reserved { reserved: cpus.clone(), online: online.clone() })
+        }
+        Reserve::Cpus(cpus) => Ok(cpus.clone()),
         Reserve::Count(count) => {
             let mut taken = CpuSet::new();
             for core in topology.cores() {
@@ -247,7 +282,7 @@ fn reserved(wanted: &Reserve, topology: &CpuTopology) -> CpuSet {
                 }
                 taken |= &core.cpus;
             }
-            taken
+            Ok(taken)
         }
     }
 }

@@ -5,10 +5,11 @@
 //! is moved to `quarantine/` with the reason beside it; a record of a newer version is left untouched and refused.
 //! Invariant: at every instant the name holds a whole record or none (rename(2) is atomic).
 
-use nix::fcntl::{Flock, FlockArg};
+use crate::lock::{self, LockError};
+use nix::fcntl::Flock;
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Read, Write},
+    io::{self, Write},
     path::{Path, PathBuf},
 };
 use truepin::checkpoint::{self, Checkpoint, DecodeError};
@@ -37,14 +38,9 @@ pub enum StoreError {
     /// Encoding failed.
     #[error("encoding the record")]
     Encode(#[source] serde_json::Error),
-    /// Another agent holds the lock.
-    #[error("another truepin (pid {holder}) holds {}", path.display())]
-    Locked {
-        /// The lock.
-        path: PathBuf,
-        /// Who holds it, as written there; `unknown` if nothing is.
-        holder: String,
-    },
+    /// Another agent holds the record.
+    #[error(transparent)]
+    Lock(#[from] LockError),
 }
 
 /// The record's file. One process at a time has a `Store` for it.
@@ -83,17 +79,7 @@ impl Store {
         let lock_path = dir.join("lock");
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&lock_path);
         let file = file.map_err(io_error("open", &lock_path))?;
-        let mut lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => lock,
-            Err((mut file, nix::errno::Errno::EWOULDBLOCK)) => {
-                let mut holder = String::new();
-                // The lock is what counts; its text only helps a person.
-                let _ = file.read_to_string(&mut holder);
-                let holder = Some(holder.trim()).filter(|h| !h.is_empty()).unwrap_or("unknown").into();
-                return Err(StoreError::Locked { path: lock_path, holder });
-            }
-            Err((_, errno)) => return Err(io_error("lock", &lock_path)(errno.into())),
-        };
+        let mut lock = lock::exclusive(file, &lock_path)?;
         let text = format!("{}\n", std::process::id());
         lock.set_len(0)
             .and_then(|()| lock.write_all(text.as_bytes()))

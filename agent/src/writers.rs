@@ -81,6 +81,8 @@ impl Writers {
             let events = match self.fanotify.read_events() {
                 Ok(events) => events,
                 Err(nix::Error::EAGAIN) => return Ok(()),
+                // An event of a file that is gone meanwhile; the next ones may be of others.
+                Err(nix::Error::ENODEV | nix::Error::ENOENT) => continue,
                 Err(source) => return Err(WritersError { operation: "read", target: String::new(), source }),
             };
             if events.is_empty() {

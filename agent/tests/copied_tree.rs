@@ -1,6 +1,7 @@
 //! The whole agent, from the command line to the files and back, on a copied cgroup tree: no privilege over the real
 //! cgroups is needed. Derived files do not follow there, so what the kernel makes of the values is the guests' to
 //! test; here it is that the right values arrive, survive a crash, are repaired and put back.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "test code: a panic is a failure")]
 
 use serde_json::Value;
 use std::{

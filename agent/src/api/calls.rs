@@ -1,8 +1,8 @@
 //! Questions and answers as data, and how an engine answers them.
 
 use super::documents::{
-    CostDoc, FindingDoc, KernelDoc, OwnerDoc, OwnersDoc, PoolsDoc, ProblemDoc, ReleasedDoc, StatusDoc,
-    VerdictDoc, VerdictsDoc,
+    CostDoc, FindingDoc, FindingsDoc, KernelDoc, OwnerDoc, OwnersDoc, PoolsDoc, ProblemDoc, ReleasedDoc,
+    StatusDoc, VerdictDoc, VerdictsDoc,
 };
 use crate::{engine::Engine, procfs, store::chain, sysfs};
 use serde::{Deserialize, Serialize};
@@ -123,7 +123,10 @@ pub fn answer(engine: &mut Engine, about: &About, call: Call) -> Outcome {
             found.map_or_else(|| Err(unknown(&owner)), |o| json(&o))
         }
         Call::Verdicts { owner, .. } => verdicts(engine, owner.as_ref(), None),
-        Call::Findings => json(&engine.state.findings().map(FindingDoc::from).collect::<Vec<_>>()),
+        Call::Findings => {
+            let findings = engine.state.findings().map(FindingDoc::from).collect();
+            json(&FindingsDoc { schema: "truepin.findings/1".into(), findings })
+        }
         Call::Finding(id) => match engine.state.findings().find(|f| f.id == id) {
             Some(f) => json(&FindingDoc::from(f)),
             None => Err(problem(

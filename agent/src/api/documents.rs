@@ -258,6 +258,15 @@ impl From<&Finding> for FindingDoc {
     }
 }
 
+/// `truepin.findings/1`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FindingsDoc {
+    /// `truepin.findings/1`
+    pub schema: String,
+    /// Oldest first; the newest 256 are kept.
+    pub findings: Vec<FindingDoc>,
+}
+
 /// What is in force on this kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(clippy::struct_excessive_bools, reason = "a list of features for JSON, each present or not")]

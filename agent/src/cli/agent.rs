@@ -34,6 +34,7 @@ pub(super) fn agent(args: &AgentArgs, paths: &Paths) -> Result<u8, Failure> {
         Some(Mode::Audit) => config.mode = RunMode::Audit,
         None => {}
     }
+    config.check_mode(&paths.config)?;
     let runtime = runtime()?;
     // The socket last of all: whoever connects finds an agent that works.
     let prepared = start::prepare(&config, paths)?;
@@ -43,12 +44,18 @@ pub(super) fn agent(args: &AgentArgs, paths: &Paths) -> Result<u8, Failure> {
     };
     let (agent, mailbox) =
         Agent::new(prepared, config.tick).map_err(|e| Failure::from(io::Error::from(e)))?;
-    let loop_thread = thread::Builder::new().name("truepin-loop".into()).spawn(move || agent.run())?;
+    let (alive, ended) = tokio::sync::oneshot::channel::<()>();
+    let loop_thread = thread::Builder::new().name("truepin-loop".into()).spawn(move || {
+        let _alive = alive; // dropped with the loop, however it ends
+        agent.run();
+    })?;
     tracing::info!("listening on {}", paths.socket.display());
     let served = runtime.block_on(async {
         tokio::select! {
             served = server::serve(listener, mailbox.clone()) => served,
             ended = signals(&mailbox) => ended,
+            // A daemon without its loop would enforce nothing and look alive.
+            _ = ended => Err(io::Error::other("the agent's loop has ended by itself")),
         }
     });
     drop(mailbox.send(Command::Stop));

@@ -13,7 +13,7 @@ mod topology;
 mod verify;
 
 use crate::paths::Paths;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use output::Failure;
 use std::path::PathBuf;
 use truepin::request::{AlignmentPolicy, Isolation};
@@ -155,7 +155,9 @@ pub fn main() -> u8 {
             let code = if error.use_stderr() { 2 } else { 0 };
             let _ = error.print();
             // `run` promises 125 for failures of its own.
-            let is_run = std::env::args().nth(1).as_deref() == Some("run");
+            let commands = Cli::command();
+            let is_command = |a: &String| commands.get_subcommands().any(|c| c.get_name() == a);
+            let is_run = std::env::args().skip(1).find(is_command).as_deref() == Some("run");
             return if code == 2 && is_run { 125 } else { code };
         }
     };

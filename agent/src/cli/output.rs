@@ -55,7 +55,8 @@ impl From<ConfigError> for Failure {
 impl From<StartError> for Failure {
     fn from(error: StartError) -> Self {
         let root = nix::unistd::geteuid().is_root();
-        Self::new(3, &error, error.hint().or((!root).then_some("run it as root")))
+        let code = if matches!(error, StartError::Reserved { .. }) { 2 } else { 3 };
+        Self::new(code, &error, error.hint().or((!root).then_some("run it as root")))
     }
 }
 

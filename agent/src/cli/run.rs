@@ -80,36 +80,56 @@ pub(super) fn run(args: &RunArgs, paths: &Paths) -> u8 {
 
 fn try_run(args: &RunArgs, paths: &Paths) -> Result<u8, Failure> {
     let owner = owner(args)?;
-    // Before any thread exists, so that all of them inherit the mask and the descriptor gets every signal.
-    let mut mask: SigSet = PASSED_ON.into_iter().collect();
-    mask.add(Signal::SIGCHLD);
-    mask.thread_block().map_err(io::Error::from)?;
-    let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC).map_err(io::Error::from)?;
     // Before the agent, so that the command does not inherit the affinity of an embedded one.
     let mut child = Child::start(args)?;
     let mut admission = assign::admission(owner.clone(), &args.wanted);
     admission.pid = Some(child.pid.as_raw().cast_unsigned());
     let admit = Call::Admit(Box::new(admission));
-    let (asker, outcome) = match Asker::Socket(paths).ask(&admit) {
+    // Until here and while a remote agent is asked, a signal ends us as it would any program: the closing gate ends the
+    // command, and the agent releases an owner whose cgroup is empty. An embedded agent must not be cut off, and its
+    // threads inherit the mask: there signals wait in the descriptor.
+    let (asker, outcome, signals) = match Asker::Socket(paths).ask(&admit) {
         Err(ClientError::Unreachable { .. }) => {
+            let signals = take_signals()?;
             let embedded = Asker::embed(paths)?;
             let outcome = embedded.ask(&admit)?;
-            (embedded, outcome)
+            (embedded, outcome, signals)
         }
-        other => (Asker::Socket(paths), other?),
+        other => (Asker::Socket(paths), other?, take_signals()?),
     };
-    let assigned: OwnerDoc = serde_json::from_value(outcome?)?;
-    tracing::info!("{owner} has CPUs {} ({}), mode {}", assigned.cpus, assigned.reason, assigned.mode.name());
-    child.go()?;
-    let status = child.wait(&signals)?;
-    let verdict = last_verdict(&asker, &owner);
+    // Whatever happens from here on, the owner is released and an embedded agent is ended.
+    let ran = outcome.map_err(Failure::from).and_then(|assigned| {
+        let assigned: OwnerDoc = serde_json::from_value(assigned)?;
+        tracing::info!(
+            "{owner} has CPUs {} ({}), mode {}",
+            assigned.cpus,
+            assigned.reason,
+            assigned.mode.name()
+        );
+        child.run(&signals)
+    });
+    let verdict = ran.is_ok().then(|| last_verdict(&asker, &owner));
+    if ran.is_err() {
+        drop(child);
+        // Nothing to release after a refusal; the failure that is told is the first one.
+        drop(asker.ask(&Call::Release(Some(owner))));
+    }
     asker.end();
-    let code = say(&verdict);
+    let status = ran?;
+    let code = verdict.map_or(3, |v| say(&v));
     Ok(match (status, args.fail_on) {
         (0, Some(FailOn::Violated)) if code == 1 => 1,
         (0, Some(FailOn::Inconclusive)) => code,
         (status, _) => status,
     })
+}
+
+/// From now on signals are read from the descriptor.
+fn take_signals() -> Result<SignalFd, Failure> {
+    let mut mask: SigSet = PASSED_ON.into_iter().collect();
+    mask.add(Signal::SIGCHLD);
+    mask.thread_block().map_err(io::Error::from)?;
+    Ok(SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC).map_err(io::Error::from)?)
 }
 
 fn owner(args: &RunArgs) -> Result<Owner, Failure> {
@@ -213,11 +233,16 @@ impl Child {
         Ok(Self { pid, process, gate: Some(write) })
     }
 
-    fn go(&mut self) -> Result<(), Failure> {
+    /// Lets it go and waits for its end; its status, 128 + signal when it was killed.
+    fn run(&mut self, signals: &SignalFd) -> Result<u8, Failure> {
         if let Some(gate) = self.gate.take() {
-            File::from(gate).write_all(&[1])?;
+            // A command that a signal has ended meanwhile reads nothing any more; its status tells.
+            match File::from(gate).write_all(&[1]) {
+                Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {}
+                other => other?,
+            }
         }
-        Ok(())
+        self.wait(signals)
     }
 
     /// Passes signals on until the command ends; its status, 128 + signal when killed.

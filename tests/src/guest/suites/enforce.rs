@@ -259,7 +259,7 @@ fn foreign_writes(guest: &mut Guest) -> Outcome {
 
 fn newest_drift(file: &str) -> anyhow::Result<Option<Value>> {
     let (_, findings) = http("GET", "/v1/findings", None)?;
-    let all = findings.as_array().context("findings are a list")?;
+    let all = findings["findings"].as_array().context("findings are a list")?;
     let of_file =
         |f: &&Value| text(f, "kind") == "drift" && text(f, "text").starts_with(&format!("{file} of"));
     Ok(all.iter().rev().find(of_file).cloned())
