@@ -6,14 +6,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use truepin::{
     CgroupPath, CpuId, CpuSet, CpuTopology, CpusetFile, Owner,
     assignments::Mode,
+    assignments::ReserveError,
     ledger::{Departure, DepartureKind},
     observed::Step,
     plan::Problem,
     reconcile::{AdmitError, Answer, Event, FindingKind, ForeignWrite, Home, Writer},
     request::Isolation,
-    sweep::SetFault,
+    sweep::{SetFault, TaskSweep},
     topology::synthetic::{Numbering, Regular},
-    verdict::Judgement,
+    verdict::{Evidence, Judgement},
 };
 use truepin_tests::{
     fake::{Behaviour, Errno, FakeKernel, Fault, INIT, TaskTraits, mask_changes, masks},
@@ -389,14 +390,21 @@ fn asking_again_changes_nothing_and_failing_to_does_not_evict() {
     let before = (sim.eyes.kernel().applies(), sim.disk.saves(), sim.state.assignments.clone());
     assigned(&mut sim, &run("a", "2-3", Isolation::Auto));
     assert_eq!(before, (sim.eyes.kernel().applies(), sim.disk.saves(), sim.state.assignments.clone()));
-    // Now the kernel refuses the process that comes with the second request.
+    // A second command would share the CPUs with the first, and another isolation is another request.
     let error = refused(&mut sim, &run("a", "2-3", Isolation::Auto).with(4_000_000));
+    assert!(matches!(error, AdmitError::InUse { .. }), "{error}");
+    let error = refused(&mut sim, &run("a", "2-3", Isolation::Member));
+    assert!(matches!(error, AdmitError::Reserve(ReserveError::Differs { .. })), "{error}");
+    assert_eq!(before, (sim.eyes.kernel().applies(), sim.disk.saves(), sim.state.assignments.clone()));
+    assert_eq!(effective(&sim, "truepin.slice/run-a"), cpus("2-3"));
+    // Now the kernel refuses the process that comes with the second request.
+    assigned(&mut sim, &existing("machine.slice/vm", "6", Isolation::Auto));
+    let before = sim.state.assignments.clone();
+    let error = refused(&mut sim, &existing("machine.slice/vm", "6", Isolation::Auto).with(4_000_000));
     assert!(matches!(error, AdmitError::Kernel(_)), "{error}");
     settled(&mut sim);
-    assert_eq!(before.2, sim.state.assignments);
-    assert_eq!(effective(&sim, "truepin.slice/run-a"), cpus("2-3"));
+    assert_eq!(before, sim.state.assignments);
     // And an existing cgroup that somebody has removed meanwhile is gone, not refused and kept.
-    assigned(&mut sim, &existing("machine.slice/vm", "6", Isolation::Auto));
     sim.eyes.others(|k| {
         let pid = k.threads().find(|t| k.cgroup_of(*t) == Some(&p("machine.slice/vm"))).unwrap();
         k.exit(pid).unwrap();
@@ -851,6 +859,113 @@ fn auto_falls_back_to_member_and_partition_insists() {
     assert_eq!(findings(&sim, |k| matches!(k, FindingKind::FellBack { .. }).then_some(())).len(), 1);
     assert_eq!(sim.disk.record().unwrap().assignments.owners[&owner("run/a")].mode, Mode::Member);
     assert_eq!(sim.verdict(&owner("run/a")).unwrap().mode, Mode::Member);
+}
+
+#[test]
+fn a_verdict_since_the_assignment_knows_of_the_epoch_that_ended() {
+    let mut sim = sim();
+    assigned(&mut sim, &existing("user.slice", "4-5", Isolation::Auto));
+    sim.wait(10 * SECOND);
+    assert_eq!(sim.verdict(&owner("cgroup/user.slice")).unwrap().judgement, Judgement::Held);
+    let from = sim.evidence().unwrap();
+    // The partition is ended, and the kernel refuses to make it one again.
+    sim.eyes.others(|k| {
+        for nth in 0..3 {
+            k.fault(nth, Fault::Fail(Errno::EACCES));
+        }
+    });
+    foreign(&mut sim, "user.slice/cpuset.cpus.partition", "member", None);
+    assert_eq!(sim.mode(&owner("cgroup/user.slice")), Some(Mode::Member), "{}", log(&sim));
+    sim.tick().unwrap();
+    sim.wait(10 * SECOND);
+    sim.tick().unwrap();
+    let now = sim.evidence().unwrap();
+    let verdict =
+        |from: Option<&Evidence>| sim.state.verdict(&owner("cgroup/user.slice"), from, &now).unwrap();
+    for v in [verdict(None), verdict(Some(&from))] {
+        assert_ne!(v.judgement, Judgement::Held);
+        assert!(v.reasons.iter().any(|r| r.contains("partition mode ended within")), "{:?}", v.reasons);
+    }
+}
+
+#[test]
+fn an_owner_of_the_same_name_has_no_past() {
+    let mut sim = sim();
+    assigned(&mut sim, &run("a", "2-3", Isolation::Auto));
+    sim.release(Some(&owner("run/a"))).unwrap();
+    assert_eq!(sim.verdict(&owner("run/a")).unwrap().cpus, cpus("2-3"));
+    assigned(&mut sim, &run("a", "4", Isolation::Auto));
+    sim.probe.broken = true;
+    sim.release(Some(&owner("run/a"))).unwrap();
+    assert_eq!(sim.verdict(&owner("run/a")), None, "the last verdict would be that of CPUs 2-3");
+}
+
+#[test]
+fn masks_that_cannot_be_read_are_a_gap() {
+    let mut sim = sim();
+    assigned(&mut sim, &run("a", "2-3", Isolation::Auto));
+    sim.wait(10 * SECOND);
+    let swept = TaskSweep { unread: vec![(owner("run/a"), "no such file".into())], ..TaskSweep::default() };
+    sim.happens(Event::Swept(swept)).unwrap();
+    let v = sim.verdict(&owner("run/a")).unwrap();
+    assert_eq!(v.judgement, Judgement::Inconclusive);
+    assert!(v.reasons[0].contains("masks of its tasks could not be read: no such file"), "{:?}", v.reasons);
+}
+
+#[test]
+fn who_had_fewer_cpus_keeps_to_them() {
+    let mut sim = sim();
+    for (path, set) in [("user.slice", "0-3"), ("machine.slice", "2-3"), ("system.slice", "0-1,6")] {
+        sim.eyes.others(|k| k.write_file(&p(path), "cpuset.cpus", set).unwrap());
+    }
+    let before = files(&sim);
+    assigned(&mut sim, &run("a", "2-3", Isolation::Member));
+    let now = |sim: &Sim| {
+        ["user.slice", "machine.slice", "system.slice"].map(|path| text(sim, path, CpusetFile::Cpus))
+    };
+    // What has no CPU left gets the pool.
+    assert_eq!(now(&sim), ["0-1", "0-1,4-7", "0-1,6"]);
+    assigned(&mut sim, &run("b", "6-7", Isolation::Member));
+    assert_eq!(now(&sim), ["0-1", "0-1,4-5", "0-1"]);
+    sim.release(None).unwrap();
+    settled(&mut sim);
+    assert_eq!(files(&sim), before);
+}
+
+#[test]
+fn a_cgroup_made_anew_is_watched_anew() {
+    let mut sim = sim();
+    assigned(&mut sim, &run("a", "2-3", Isolation::Member));
+    let watches = sim.watches;
+    sim.tick().unwrap();
+    assert_eq!(sim.watches, watches, "once is enough");
+    sim.eyes.others(|k| {
+        k.mkdir(&p("x")).unwrap();
+    });
+    sim.tick().unwrap();
+    let watches = sim.watches;
+    sim.eyes.others(|k| {
+        k.rmdir(&p("x")).unwrap();
+        k.mkdir(&p("x")).unwrap();
+    });
+    sim.tick().unwrap();
+    assert!(sim.watches > watches);
+}
+
+#[test]
+fn cpus_isolated_at_boot_are_handed_out_only_by_name() {
+    let (mut setup, kernel) = host(Behaviour::strict());
+    let mut raw =
+        Regular { packages: 2, nodes: 1, l3: 1, cores: 2, threads: 2, numbering: Numbering::ThreadsAdjacent }
+            .raw();
+    raw.isolated = Some(cpus("4-7"));
+    setup.topology = CpuTopology::assemble(&raw).unwrap();
+    let mut sim = logged((setup, kernel));
+    assigned(&mut sim, &Wish::new(owner("run/a"), 2, Isolation::Auto));
+    assert_eq!(effective(&sim, "truepin.slice/run-a"), cpus("2-3"));
+    let error = refused(&mut sim, &Wish::new(owner("run/b"), 2, Isolation::Auto));
+    assert!(matches!(error, AdmitError::Placement(_)), "{error}");
+    assigned(&mut sim, &run("c", "4-5", Isolation::Auto));
 }
 
 #[test]

@@ -225,7 +225,7 @@ impl Aim<'_> {
             let all = self.observed.online.difference(&self.held).union(&all_below);
             t.cpus = (!now.is_empty()).then(|| if refused { all } else { CpuSet::new() });
         } else if self.desired.pool_written {
-            t.cpus = self.pool_set().map(|p| p.union(&all_below));
+            t.cpus = self.pool_at(path).map(|p| p.union(&all_below));
         } else {
             let base = first_cpus(self.desired, path, cgroup, CpusetFile::Cpus, now);
             t.cpus = self.trimmed(&base, now, &self.partitions.difference(&partitions));
@@ -280,7 +280,7 @@ impl Aim<'_> {
             return None;
         }
         let cpus = if self.desired.pool_written {
-            self.pool_set()
+            self.pool_at(path)
         } else {
             let base = first_cpus(self.desired, path, cgroup, CpusetFile::Cpus, &files.cpus);
             self.trimmed(&base, &files.cpus, &self.partitions)
@@ -291,6 +291,20 @@ impl Aim<'_> {
     /// The shared pool; `None` if nothing is left for it, and then nothing is written.
     fn pool_set(&self) -> Option<CpuSet> {
         Some(self.desired.pool.clone()).filter(|p| !p.is_empty())
+    }
+
+    /// The shared pool as a cgroup of somebody else's has it: who was given fewer CPUs than all keeps to them, as far as
+    /// they are in the pool still and the cgroup above has them. A list that shares nothing with the one above would
+    /// inherit all of it, owners' CPUs included.
+    fn pool_at(&self, path: &CgroupPath) -> Option<CpuSet> {
+        let Some(up) = path.parent() else { return self.pool_set() };
+        let above = self.pool_at(&up)?;
+        let own = self.observed.cgroups.get(path).and_then(|c| Some((c, c.cpuset.as_ref()?)));
+        let Some((cgroup, files)) = own else { return Some(above) };
+        let base = first_cpus(self.desired, path, cgroup, CpusetFile::Cpus, &files.cpus);
+        let kept = base.intersection(&self.desired.pool);
+        let served = kept.intersection(&above).intersection(&self.observed.online);
+        Some(if served.is_empty() { above } else { kept })
     }
 
     /// A list of somebody else's that must not reach over partitions beside it. `None` when neither what it was nor

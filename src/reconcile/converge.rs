@@ -1,7 +1,7 @@
 //! From a reading to the steps of one phase.
 
 use super::{
-    AdmitError, Answer, Effect, FindingKind, ForeignWrite, Pending, Runtime, Work, Writer,
+    AdmitError, Answer, Effect, Ended, FindingKind, ForeignWrite, Pending, Runtime, Work, Writer,
     step::{Turn, keep},
 };
 use crate::{
@@ -445,8 +445,15 @@ impl Turn<'_> {
         }
         (a.mode, a.generation) = (Mode::Member, generation);
         self.s.progress.written.remove(&a.cgroup);
-        if let Some(r) = self.s.runtime.get_mut(owner) {
-            r.base = None;
+        let at = self.now;
+        if let Some(r) = self.s.runtime.get_mut(owner)
+            && r.base.take().is_some()
+        {
+            let why = format!(
+                "partition mode ended within the interval ({reason}): what ran until then is not judged"
+            );
+            let faults = mem::take(&mut r.faults).into_iter().map(|(f, _, _)| f.fault.to_string());
+            r.ended.push(Ended { at, why, faults: faults.collect() });
         }
         self.report(FindingKind::FellBack { owner: owner.clone(), reason: reason.into() });
         true

@@ -3,7 +3,6 @@
 use super::{AdmitError, Answer, Effect, FindingKind, KEPT, Pending, Runtime, Work, step::Turn};
 use crate::{
     assignments::Mode,
-    cgroup::CgroupPath,
     ledger::Watched,
     owner::Owner,
     sweep::{self, SetFault, SetFinding, TaskSweep},
@@ -98,10 +97,11 @@ impl Turn<'_> {
                 generation: a.generation,
             });
         }
-        let paths: Vec<CgroupPath> = self.s.observed.cgroups.keys().cloned().collect();
-        if paths != self.s.watching {
-            self.s.watching.clone_from(&paths);
-            self.out.push(Effect::Watch(paths));
+        // By id: one that was made anew under the same path has to be watched anew.
+        let cgroups = self.s.observed.cgroups.iter();
+        if !self.s.watching.iter().map(|(p, id)| (p, id)).eq(cgroups.clone().map(|(p, c)| (p, &c.id))) {
+            self.s.watching = cgroups.map(|(p, c)| (p.clone(), c.id)).collect();
+            self.out.push(Effect::Watch(self.s.observed.cgroups.keys().cloned().collect()));
         }
         let pool = self.s.online.difference(&self.s.assignments.exclusive());
         if pool != self.s.confined && !pool.is_empty() {
@@ -191,6 +191,7 @@ impl Turn<'_> {
                 for runtime in self.s.runtime.values_mut().filter(|r| r.base.is_none() && r.id.0 != 0) {
                     runtime.base = Some(evidence.clone());
                     runtime.faults.clear();
+                    runtime.unread.clear();
                     runtime.violated = false;
                 }
             }
@@ -205,6 +206,12 @@ impl Turn<'_> {
     }
 
     pub(super) fn swept(&mut self, sweep: &TaskSweep) {
+        for (owner, why) in &sweep.unread {
+            let at = self.now;
+            if let Some(r) = self.s.runtime.get_mut(owner).filter(|r| r.unread.len() < KEPT) {
+                r.unread.push((format!("the masks of its tasks could not be read: {why}"), at));
+            }
+        }
         let owners = self.s.assignments.owners.clone();
         let triples = owners.iter().map(|(o, a)| (o, &a.cpus, a.mode));
         for found in sweep::masks(triples, sweep) {

@@ -21,6 +21,7 @@ fn subject() -> Subject {
         mode: Mode::Partition,
         cgroup: OWNER,
         sets_swept: true,
+        beside: Beside::default(),
         kthread_budget_ns_per_s: 10_000_000,
     }
 }
