@@ -58,6 +58,29 @@ pub struct Assignment {
     pub reason: String,
 }
 
+/// CPUs that are an owner's before it has a cgroup, and again while its container is made anew: a pod's are decided when
+/// it is admitted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Promise {
+    /// The exclusive set; never empty.
+    pub cpus: CpuSet,
+    /// How it is to be enforced.
+    pub mode: Mode,
+    /// What was asked for.
+    pub isolation: Isolation,
+    /// As [`Assignment::generation`].
+    pub generation: u64,
+    /// Why this set, in words.
+    pub reason: String,
+    /// It had a cgroup before.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub made: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
 /// The table.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Assignments {
@@ -67,6 +90,9 @@ pub struct Assignments {
     pub strict_reserved: bool,
     /// The owners.
     pub owners: BTreeMap<Owner, Assignment>,
+    /// Owners that have no cgroup (yet). None is in `owners` too.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub promised: BTreeMap<Owner, Promise>,
 }
 
 /// What `reserve` found.
@@ -134,10 +160,23 @@ pub enum ReserveError {
 }
 
 impl Assignments {
-    /// CPUs held by owners.
+    /// CPUs held by owners, promised ones included.
     #[must_use]
     pub fn exclusive(&self) -> CpuSet {
-        self.owners.values().fold(CpuSet::new(), |all, a| all.union(&a.cpus))
+        self.sets().fold(CpuSet::new(), |all, (_, cpus)| all.union(cpus))
+    }
+
+    /// Every owner's set.
+    pub fn sets(&self) -> impl Iterator<Item = (&Owner, &CpuSet)> {
+        let held = self.owners.iter().map(|(o, a)| (o, &a.cpus));
+        held.chain(self.promised.iter().map(|(o, p)| (o, &p.cpus)))
+    }
+
+    /// The owner's set.
+    #[must_use]
+    pub fn cpus_of(&self, owner: &Owner) -> Option<&CpuSet> {
+        let held = self.owners.get(owner).map(|a| &a.cpus);
+        held.or_else(|| self.promised.get(owner).map(|p| &p.cpus))
     }
 
     /// What is left of `online` for everybody else.
@@ -183,15 +222,8 @@ impl Assignments {
                 Err(ReserveError::Differs { owner: owner_named(), held: held.cpus.clone() })
             };
         }
-        let reserved = assignment.cpus.intersection(&self.reserved);
-        if !reserved.is_empty() {
-            return Err(ReserveError::Reserved { owner: owner_named(), cpus: reserved });
-        }
+        self.takes(owner, &assignment.cpus, online)?;
         for (holder, held) in &self.owners {
-            let cpus = assignment.cpus.intersection(&held.cpus);
-            if !cpus.is_empty() {
-                return Err(ReserveError::Taken { owner: owner_named(), cpus, holder: holder.clone() });
-            }
             if assignment.cgroup.is_within(&held.cgroup) || held.cgroup.is_within(&assignment.cgroup) {
                 let cgroup = assignment.cgroup.clone();
                 return Err(ReserveError::SameCgroup {
@@ -201,15 +233,107 @@ impl Assignments {
                 });
             }
         }
-        if self.shared_pool(online).is_subset(&assignment.cpus) {
-            return Err(ReserveError::PoolEmpty { owner: owner_named(), cpus: assignment.cpus });
-        }
+        self.promised.remove(owner);
         self.owners.insert(owner.clone(), assignment);
         Ok(Reserved::New)
     }
 
-    /// Gives the owner's CPUs back; `None` if it held none (also the second time).
+    /// Takes CPUs for an owner that has no cgroup yet. Repeating it changes nothing; one that has its cgroup keeps it.
+    pub fn promise(
+        &mut self,
+        owner: &Owner,
+        promise: Promise,
+        online: &CpuSet,
+    ) -> Result<Reserved, ReserveError> {
+        if promise.cpus.is_empty() {
+            return Err(ReserveError::Empty { owner: owner.clone() });
+        }
+        if let Some(held) = self.cpus_of(owner) {
+            return if *held == promise.cpus {
+                Ok(Reserved::Unchanged)
+            } else {
+                Err(ReserveError::Differs { owner: owner.clone(), held: held.clone() })
+            };
+        }
+        self.takes(owner, &promise.cpus, online)?;
+        self.promised.insert(owner.clone(), promise);
+        Ok(Reserved::New)
+    }
+
+    /// Whether `owner` may take `cpus` beside what it has.
+    fn takes(&self, owner: &Owner, cpus: &CpuSet, online: &CpuSet) -> Result<(), ReserveError> {
+        let owner_named = || owner.clone();
+        let reserved = cpus.intersection(&self.reserved);
+        if !reserved.is_empty() {
+            return Err(ReserveError::Reserved { owner: owner_named(), cpus: reserved });
+        }
+        for (holder, held) in self.sets().filter(|(o, _)| *o != owner) {
+            let both = cpus.intersection(held);
+            if !both.is_empty() {
+                return Err(ReserveError::Taken { owner: owner_named(), cpus: both, holder: holder.clone() });
+            }
+        }
+        if self.shared_pool(online).is_subset(cpus) {
+            return Err(ReserveError::PoolEmpty { owner: owner_named(), cpus: cpus.clone() });
+        }
+        Ok(())
+    }
+
+    /// The owner's container has a cgroup now, or another one than before. False if the owner has no CPUs, or lives
+    /// there already.
+    pub fn house(
+        &mut self,
+        owner: &Owner,
+        cgroup: &CgroupPath,
+        generation: u64,
+    ) -> Result<bool, ReserveError> {
+        let holder = self
+            .owners
+            .iter()
+            .find(|(o, a)| *o != owner && (a.cgroup.is_within(cgroup) || cgroup.is_within(&a.cgroup)));
+        if let Some((holder, _)) = holder {
+            let (owner, cgroup, holder) = (owner.clone(), cgroup.clone(), holder.clone());
+            return Err(ReserveError::SameCgroup { owner, cgroup, holder });
+        }
+        if let Some(a) = self.owners.get_mut(owner) {
+            if a.cgroup == *cgroup {
+                return Ok(false);
+            }
+            (a.cgroup, a.generation, a.created) = (cgroup.clone(), generation, false);
+            return Ok(true);
+        }
+        let Some(p) = self.promised.remove(owner) else { return Ok(false) };
+        let assignment = Assignment {
+            cpus: p.cpus,
+            cgroup: cgroup.clone(),
+            created: false,
+            mode: p.mode,
+            isolation: p.isolation,
+            generation,
+            reason: p.reason,
+        };
+        self.owners.insert(owner.clone(), assignment);
+        Ok(true)
+    }
+
+    /// The owner's cgroup is gone and the owner is not: its CPUs stay promised.
+    pub fn unhouse(&mut self, owner: &Owner, generation: u64) -> bool {
+        let Some(a) = self.owners.remove(owner) else { return false };
+        let promise = Promise {
+            cpus: a.cpus,
+            mode: a.mode,
+            isolation: a.isolation,
+            generation,
+            reason: a.reason,
+            made: true,
+        };
+        self.promised.insert(owner.clone(), promise);
+        true
+    }
+
+    /// Gives the owner's CPUs back; `None` if it held none in a cgroup (also the second time).
     pub fn release(&mut self, owner: &Owner) -> Option<Assignment> {
+        self.promised.remove(owner);
         self.owners.remove(owner)
     }
 }
@@ -296,6 +420,45 @@ mod tests {
             assert!(error.contains(needle), "{error}");
             assert_eq!(t, before);
         }
+    }
+
+    fn promise(cpus: &str) -> Promise {
+        Promise {
+            cpus: set(cpus),
+            mode: Mode::Partition,
+            isolation: Isolation::Auto,
+            generation: 1,
+            reason: String::new(),
+            made: false,
+        }
+    }
+
+    #[test]
+    fn promised_housed_and_back() {
+        let online = set("0-7");
+        let mut t = table();
+        let b = owner("b");
+        assert!(t.promise(&b, promise("3-4"), &online).unwrap_err().to_string().contains("belong to run/a"));
+        assert!(
+            t.promise(&b, promise(""), &online).is_err() && t.promise(&b, promise("1"), &online).is_err()
+        );
+        assert_eq!(t.promise(&b, promise("4-5"), &online), Ok(Reserved::New));
+        assert_eq!(t.promise(&b, promise("4-5"), &online), Ok(Reserved::Unchanged));
+        assert!(matches!(t.promise(&b, promise("4"), &online), Err(ReserveError::Differs { .. })));
+        assert_eq!((t.exclusive(), t.free(&online)), (set("2-5"), set("6-7")));
+        assert!(matches!(t.reserve(&owner("c"), held("5", "s/c"), &online), Err(ReserveError::Taken { .. })));
+        assert!(t.house(&b, &"s/a/x".parse().unwrap(), 2).is_err());
+        let (home, other) = ("k/b".parse().unwrap(), "k/b2".parse().unwrap());
+        assert_eq!(
+            [t.house(&b, &home, 2), t.house(&b, &home, 3), t.house(&b, &other, 4)],
+            [Ok(true), Ok(false), Ok(true)]
+        );
+        assert_eq!((&t.owners[&b].cgroup, t.owners[&b].generation), (&other, 4));
+        assert!(t.promised.is_empty() && t.exclusive() == set("2-5"));
+        assert!(t.unhouse(&b, 5) && !t.unhouse(&b, 6) && t.promised[&b].made);
+        assert_eq!(t.promise(&b, promise("4-5"), &online), Ok(Reserved::Unchanged));
+        assert_eq!(t.release(&b), None);
+        assert_eq!((t.exclusive(), t.house(&b, &home, 7)), (set("2-3"), Ok(false)));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! the default. Values that this version does not serve are refused by name, never ignored.
 
 use serde::Deserialize;
+use std::collections::BTreeSet;
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -62,7 +63,7 @@ pub enum Reserve {
 }
 
 /// Sources of wake-ups and names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Sources {
     /// The eBPF programs.
@@ -71,11 +72,13 @@ pub struct Sources {
     pub notify: bool,
     /// fanotify: who changed it.
     pub writers: bool,
+    /// Who says which pods are active (`POST /v1/sources`); none: the cgroup tree does.
+    pub pods: BTreeSet<String>,
 }
 
 impl Default for Sources {
     fn default() -> Self {
-        Self { bpf: true, notify: true, writers: true }
+        Self { bpf: true, notify: true, writers: true, pods: BTreeSet::new() }
     }
 }
 
@@ -157,7 +160,7 @@ const KNOWN: [(&str, &[&str]); 5] = [
         ],
     ),
     ("limits", &["repairs-per-minute"]),
-    ("sources", &["bpf", "notify", "writers"]),
+    ("sources", &["bpf", "notify", "writers", "pods"]),
     ("budgets", &["unbound-kthread"]),
     ("cgroup", &["path", "role", "owner", "cpus"]),
 ];

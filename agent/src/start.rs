@@ -154,6 +154,7 @@ pub fn prepare(config: &Config, paths: &Paths) -> Result<Prepared, StartError> {
         slice,
         isolation: config.isolation,
         repairs_per_minute: config.repairs_per_minute,
+        sources: config.sources.pods.clone(),
         roles: config
             .cgroups
             .iter()

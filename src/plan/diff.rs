@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 pub fn diff(desired: &Desired, observed: &Observed) -> Plan {
     let Targets { by_path, problems, stale_first } = targets(desired, observed);
     let plan = Plan { problems, ..Plan::default() };
-    let held = desired.owners.values().fold(CpuSet::new(), |all, o| all.union(&o.cpus));
+    let held = desired.owners.values().fold(desired.promised.clone(), |all, o| all.union(&o.cpus));
     let holders = holders(desired, observed);
     let mut d = Diff { desired, observed, held, holders, plan, unready: BTreeSet::new() };
     for path in by_path.keys() {

@@ -74,6 +74,8 @@ pub struct Desired {
     pub slice: CgroupPath,
     /// By cgroup.
     pub owners: BTreeMap<CgroupPath, OwnerCgroup>,
+    /// CPUs of owners that have no cgroup: nobody else's.
+    pub promised: CpuSet,
     /// CPUs of everybody else.
     pub pool: CpuSet,
     /// Whether the pool's cgroups are written: with a member-mode owner, or with any under strict reservation. With none
@@ -113,12 +115,15 @@ impl Desired {
                 (a.cgroup.clone(), o)
             })
             .collect();
-        let member = owners.values().any(|o| o.mode == Mode::Member);
+        let promised = assignments.promised.values();
+        let member = owners.values().any(|o| o.mode == Mode::Member)
+            || promised.clone().any(|p| p.mode == Mode::Member);
+        let any = !owners.is_empty() || !assignments.promised.is_empty();
         Self {
+            promised: promised.fold(CpuSet::new(), |all, p| all.union(&p.cpus)),
             slice: slice.clone(),
             pool: assignments.shared_pool(online),
-            pool_written: member
-                || !owners.is_empty() && assignments.strict_reserved && !assignments.reserved.is_empty(),
+            pool_written: member || any && assignments.strict_reserved && !assignments.reserved.is_empty(),
             owners,
             ..Self::default()
         }

@@ -18,7 +18,7 @@ pub(super) struct Targets {
 }
 
 pub(super) fn targets(desired: &Desired, observed: &Observed) -> Targets {
-    let held = union(desired.owners.values());
+    let held = union(desired.owners.values()).union(&desired.promised);
     let partitions = union(desired.owners.values().filter(|o| o.mode == Mode::Partition));
     let aim = Aim { desired, observed, held, partitions };
     let chain: BTreeSet<CgroupPath> =
@@ -29,7 +29,7 @@ pub(super) fn targets(desired: &Desired, observed: &Observed) -> Targets {
             all.by_path.insert(path.clone(), aim.owner(path, owner));
         }
     }
-    if desired.pool.is_empty() && !desired.owners.is_empty() {
+    if desired.pool.is_empty() && !(desired.owners.is_empty() && desired.promised.is_empty()) {
         all.problems.push(Problem::PoolEmpty);
     }
     for path in &chain {

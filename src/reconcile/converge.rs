@@ -91,6 +91,7 @@ impl Turn<'_> {
         // Nothing of the newer table has reached the kernel: back to the one that is durable.
         let (table, first) = self.s.durable.clone().unwrap_or_default();
         self.s.assignments.owners = table.owners;
+        self.s.assignments.promised = table.promised;
         self.s.first = first;
         self.s.watched.clear();
         let Some(Pending::Releasing { ticket, removed, .. }) = self.s.pending.take_if(Pending::is_release)
@@ -125,6 +126,9 @@ impl Turn<'_> {
         if self.s.settings.audit {
             return self.settle();
         }
+        self.unhouse_pods();
+        let stale = self.s.stale().into_iter().map(|o| (o, super::pods::NOT_ACTIVE));
+        self.s.leaving.extend(stale);
         if !self.s.leaving.is_empty() && self.s.pending.is_none() {
             return self.gone();
         }
@@ -213,7 +217,7 @@ impl Turn<'_> {
     pub(super) fn gone(&mut self) {
         let mut owners = Vec::new();
         for (owner, why) in self.s.leaving.clone() {
-            let cpus = self.s.assignments.owners.get(&owner).map(|a| a.cpus.clone()).unwrap_or_default();
+            let cpus = self.s.assignments.cpus_of(&owner).cloned().unwrap_or_default();
             self.report(FindingKind::Gone { owner: owner.clone(), cpus, why });
             owners.push(owner);
         }

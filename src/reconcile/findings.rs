@@ -3,6 +3,7 @@
 use super::{AdmitError, Writer};
 use crate::{
     cgroup::{CgroupPath, CpusetFile},
+    containers::ContainerId,
     cpuset::CpuSet,
     observed::KernelError,
     owner::Owner,
@@ -77,6 +78,13 @@ pub enum FindingKind {
         /// In words.
         why: &'static str,
     },
+    /// A container of which nobody knows whose it is.
+    Unresolved {
+        /// The container.
+        id: ContainerId,
+        /// Its cgroup.
+        path: CgroupPath,
+    },
     /// A partition could not be had; the owner is a member now.
     FellBack {
         /// The owner.
@@ -132,6 +140,7 @@ impl FindingKind {
             Self::Set(_) => "set",
             Self::Departed { .. } => "departure",
             Self::Gone { .. } => "gone",
+            Self::Unresolved { .. } => "unresolved-container",
             Self::FellBack { .. } => "fell-back",
             Self::PartitionRefused { .. } => "partition-refused",
             Self::Problem(_) => "problem",
@@ -191,6 +200,9 @@ impl fmt::Display for FindingKind {
             Self::Set(found) => write!(f, "{}: {}", found.owner, found.fault),
             Self::Departed { owner, example } => write!(f, "{owner}: a task left its CPUs: {example}"),
             Self::Gone { owner, cpus, why } => write!(f, "{owner} is gone ({why}); CPUs {cpus} are free"),
+            Self::Unresolved { id, path } => {
+                write!(f, "container {id} in {path}: its name could not be found out, so it is nobody's")
+            }
             Self::FellBack { owner, reason } => {
                 write!(f, "{owner}: no partition could be had ({reason}); enforced as member instead")
             }

@@ -30,17 +30,20 @@
 mod converge;
 mod fights;
 mod findings;
+mod pods;
 mod requests;
 mod settle;
 mod step;
 
 pub use findings::{Finding, FindingKind};
+pub use pods::{PodAdmission, Sighting};
 pub use step::step;
 
 use crate::{
     assignments::{Assignment, Assignments, FirstValues, Mode},
     cgroup::{CgroupId, CgroupPath, CpusetFile},
     checkpoint::{Checkpoint, VERSION},
+    containers::{ContainerId, ContainerMap},
     cpuset::CpuSet,
     ledger::{Departure, Watched},
     observed::{KernelError, Observed, Scope},
@@ -48,6 +51,7 @@ use crate::{
     placement::Refusal,
     plan::{self, Desired, Planned, Problem, Role},
     request::{Isolation, Request},
+    stale::{SourceReport, Sources},
     sweep::{SetFinding, TaskSweep},
     topology::CpuTopology,
     verdict::{Beside, Evidence, Instant, Subject, Tolerance, Verdict, judge},
@@ -69,6 +73,8 @@ pub struct Settings {
     pub isolation: Isolation,
     /// I8.
     pub repairs_per_minute: u32,
+    /// Who says which pods are active; none: the cgroup tree does.
+    pub sources: BTreeSet<String>,
     /// Of cgroups.
     pub roles: BTreeMap<CgroupPath, Role>,
     /// For unbound kernel threads, nanoseconds a second and CPU.
@@ -150,6 +156,40 @@ pub enum Event {
         /// `None` for all, and everything back as it was found.
         owner: Option<Owner>,
     },
+    /// Pods want to run.
+    AdmitPods(Vec<PodAdmission>),
+    /// A pod is gone.
+    RemovePod {
+        /// For the answer.
+        ticket: Ticket,
+        /// Its uid.
+        uid: String,
+    },
+    /// A container was made.
+    Container {
+        /// For the answer.
+        ticket: Ticket,
+        /// Its id.
+        id: ContainerId,
+        /// Whose it is.
+        owner: Owner,
+        /// Its cgroup, if that is there.
+        home: Option<(CgroupPath, CgroupId)>,
+    },
+    /// The pods and containers that the cgroup tree has.
+    Tree {
+        /// Uids of pods.
+        pods: BTreeSet<String>,
+        /// Their containers.
+        containers: Vec<Sighting>,
+    },
+    /// A source says which pods are active.
+    Source {
+        /// For the answer.
+        ticket: Ticket,
+        /// What it says.
+        report: SourceReport,
+    },
     /// Look at everything now.
     Inspect {
         /// For the answer.
@@ -207,6 +247,10 @@ pub enum Effect {
 pub enum Answer {
     /// The owner has its CPUs, the kernel shows it, and the evidence runs.
     Assigned(Owner, Box<Assignment>),
+    /// These CPUs are the pod's containers', durably; none: it runs in the shared pool.
+    Pod(Vec<(Owner, CpuSet)>),
+    /// Taken notice of; nothing had to be done.
+    Noted,
     /// It does not, and nothing was left behind.
     Refused(AdmitError),
     /// These owners' CPUs were given back, with their last verdicts.
@@ -343,6 +387,10 @@ enum Pending {
     Inspection {
         ticket: Ticket,
     },
+    /// Answers that are true once the table is durable.
+    Promising {
+        answers: Vec<(Ticket, Answer)>,
+    },
 }
 
 impl Pending {
@@ -379,6 +427,13 @@ pub struct State {
     pub assignments: Assignments,
     /// What others' files held.
     pub first: FirstValues,
+    /// Whose containers are.
+    pub containers: ContainerMap,
+    /// Where an owner's newest container is.
+    homes: BTreeMap<Owner, CgroupPath>,
+    sources: Sources,
+    /// Containers of which nobody knows whose they are, told once.
+    unresolved: BTreeSet<ContainerId>,
     /// CPUs online now.
     pub online: CpuSet,
     /// What was last read.
@@ -443,18 +498,24 @@ impl State {
         };
         assignments.reserved = reserved;
         assignments.strict_reserved = strict_reserved;
-        let generation = assignments.owners.values().map(|a| a.generation).max().unwrap_or(0);
+        let promised = assignments.promised.values().map(|p| p.generation);
+        let generation = assignments.owners.values().map(|a| a.generation).chain(promised).max().unwrap_or(0);
         // What a record names existed; `entered`, because a command may have ended while nobody looked.
         let known = Runtime { seen: true, entered: true, ..Runtime::default() };
         let runtime = assignments.owners.keys().map(|o| (o.clone(), known.clone())).collect();
         let online = topology.online().clone();
         let fights = Fights::new(settings.repairs_per_minute);
+        let sources = Sources::new(&settings.sources);
         Self {
             settings,
             topology,
             facts,
             assignments,
             first,
+            containers: ContainerMap::new(),
+            homes: BTreeMap::new(),
+            sources,
+            unresolved: BTreeSet::new(),
             online,
             observed: Observed::default(),
             boot_id,
@@ -554,7 +615,7 @@ impl State {
     fn is_unsaved(&self) -> bool {
         match &self.durable {
             Some((table, first)) => *table != self.assignments || *first != self.first,
-            None => !self.assignments.owners.is_empty() || !self.first.is_empty(),
+            None => self.assignments.sets().next().is_some() || !self.first.is_empty(),
         }
     }
 
@@ -564,9 +625,10 @@ impl State {
         match &self.durable {
             Some((table, first)) => {
                 table.owners == self.assignments.owners
+                    && table.promised == self.assignments.promised
                     && self.first.iter().all(|(path, f)| first.get(path) == Some(f))
             }
-            None => self.assignments.owners.is_empty() && self.first.is_empty(),
+            None => self.assignments.sets().next().is_none() && self.first.is_empty(),
         }
     }
 

@@ -84,20 +84,12 @@ impl Turn<'_> {
         }
         let (isolation, mode) =
             if audit { (request.isolation, Mode::Audit) } else { self.s.resolve(request.isolation)? };
-        let table = &self.s.assignments;
         // Other managers' partitions are neither free nor pool.
         let foreign = plan::foreign(&self.s.desired(), &self.s.observed, Some(&cgroup));
         let (cpus, reason) = if let Some(cpus) = exactly {
             (cpus, "declared in the configuration".to_owned())
         } else {
-            // CPUs isolated at boot belong to no scheduler domain: nothing would balance the owner's threads over them,
-            // and the kernel refuses a partition that has them (`prstate_housekeeping_conflict`, cpuset.c of 6.12).
-            let nothing = CpuSet::new();
-            let isolated = self.s.topology.isolated().unwrap_or(&nothing);
-            let allocatable = table.allocatable(&self.s.online).difference(isolated);
-            let free = table.free(&self.s.online).difference(&foreign).difference(isolated);
-            let placed = placement::place(&self.s.topology, &allocatable, &free, request)?;
-            (placed.cpus, placed.reason.to_string())
+            self.place(request, Some(&cgroup))?
         };
         let created = *home == Home::New;
         let generation = self.next_generation();
@@ -114,15 +106,33 @@ impl Turn<'_> {
         Ok((cgroup, reserved))
     }
 
+    /// CPUs for `request`, and why these. `adopted`: the cgroup that is to be the owner's.
+    pub(super) fn place(
+        &self,
+        request: &Request,
+        adopted: Option<&CgroupPath>,
+    ) -> Result<(CpuSet, String), AdmitError> {
+        let table = &self.s.assignments;
+        let foreign = plan::foreign(&self.s.desired(), &self.s.observed, adopted);
+        // CPUs isolated at boot belong to no scheduler domain: nothing would balance the owner's threads over them, and
+        // the kernel refuses a partition that has them (`prstate_housekeeping_conflict`, cpuset.c of 6.12).
+        let nothing = CpuSet::new();
+        let isolated = self.s.topology.isolated().unwrap_or(&nothing);
+        let allocatable = table.allocatable(&self.s.online).difference(isolated);
+        let free = table.free(&self.s.online).difference(&foreign).difference(isolated);
+        let placed = placement::place(&self.s.topology, &allocatable, &free, request)?;
+        Ok((placed.cpus, placed.reason.to_string()))
+    }
+
     pub(super) fn release(&mut self, ticket: Ticket, owner: Option<Owner>) {
         if self.s.settings.audit {
             return self.out.push(Effect::Reply(ticket, Answer::Refused(AdmitError::Audit)));
         }
         let all = owner.is_none();
-        let held = |o: &Owner| self.s.assignments.owners.contains_key(o);
+        let held = |o: &Owner| self.s.assignments.cpus_of(o).is_some();
         let owners: Vec<Owner> = match owner {
             Some(o) => Some(o).into_iter().filter(held).collect(),
-            None => self.s.assignments.owners.keys().cloned().collect(),
+            None => self.s.assignments.sets().map(|(o, _)| o.clone()).collect(),
         };
         if owners.is_empty() && !all {
             return self.out.push(Effect::Reply(ticket, Answer::Released(Vec::new())));
@@ -133,7 +143,7 @@ impl Turn<'_> {
     }
 
     /// Somebody asks: what was given up is tried again.
-    fn afresh(&mut self) {
+    pub(super) fn afresh(&mut self) {
         self.s.progress = Progress::default();
         self.s.held_off.clear();
         self.s.blocked.clear();
@@ -149,7 +159,8 @@ impl Turn<'_> {
     ) {
         let mut verdicts = Vec::new();
         for owner in &owners {
-            let verdict = evidence.and_then(|e| self.s.verdict(owner, None, e));
+            let housed = self.s.assignments.owners.contains_key(owner);
+            let verdict = evidence.filter(|_| housed).and_then(|e| self.s.verdict(owner, None, e));
             if let Some(v) = &verdict {
                 keep(&mut self.s.concluded, (owner.clone(), v.clone()));
             }

@@ -163,6 +163,7 @@ impl Turn<'_> {
                 };
                 self.out.extend(ticket.map(|ticket| Effect::Reply(ticket, answer)));
             }
+            (Some(Pending::Promising { answers }), outcome) => self.answer_pods(answers, outcome),
             (Some(p @ Pending::Inspection { .. }), _) => {
                 self.s.pending = Some(p);
                 self.sweep_tasks();
@@ -179,7 +180,7 @@ impl Turn<'_> {
     }
 
     /// An error that is nobody's answer. What has a finding of its own was reported.
-    fn failed(&mut self, error: AdmitError) {
+    pub(super) fn failed(&mut self, error: AdmitError) {
         if let AdmitError::Kernel(error) = error {
             self.report(FindingKind::StepFailed(error));
         }

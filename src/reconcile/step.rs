@@ -14,6 +14,11 @@ pub fn step(state: &mut State, event: Event, now: Instant) -> Vec<Effect> {
             t.admit(ticket, &request, exactly, &home, pid);
         }
         Event::Release { ticket, owner } => t.release(ticket, owner),
+        Event::AdmitPods(pods) => t.admit_pods(pods),
+        Event::RemovePod { ticket, uid } => t.remove_pod(ticket, &uid),
+        Event::Container { ticket, id, owner, home } => t.container(ticket, id, owner, home),
+        Event::Tree { pods, containers } => t.tree(pods, containers),
+        Event::Source { ticket, report } => t.sources(ticket, report),
         Event::Inspect { ticket } => {
             t.s.pending = Some(Pending::Inspection { ticket });
             t.look();

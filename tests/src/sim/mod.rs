@@ -61,6 +61,7 @@ impl Setup {
             slice: "truepin.slice".parse().unwrap_or_default(),
             isolation: Isolation::Auto,
             repairs_per_minute: 3,
+            sources: std::collections::BTreeSet::new(),
             roles: BTreeMap::new(),
             kthread_budget_ns_per_s: 10_000_000,
             tolerance: Tolerance { tick_ns: 4_000_000, per_switch_ns: 10_000 },

@@ -1,0 +1,326 @@
+//! Pods: CPUs before there is a container, containers that come, go and come again, pods that are gone.
+//!
+//! Problem: messages about pods and containers are repeated, overtake each other and are lost, and the agent may be down
+//! when any of them is sent. So none of them is needed: what is said and what is seen in the cgroup tree lead to the same
+//! table, in any order and however often.
+//!
+//! ```text
+//!            admit                 container, tree
+//!   nothing ──────► promised ◄──────────────────────► in its cgroup
+//!      ▲               │        its cgroup is removed        │
+//!      └───────────────┴──── remove, or no source has it ────┘
+//! ```
+//!
+//! Invariants: a pod is admitted as a whole or not at all; stale pods leave the table before CPUs are counted; several
+//! pods that are admitted together cost one save; an owner whose container is made anew keeps its set.
+
+use super::{AdmitError, Answer, Effect, FindingKind, Pending, Runtime, Ticket, step::Turn};
+use crate::{
+    assignments::{Promise, Reserved},
+    cgroup::{CgroupId, CgroupPath},
+    containers::{ContainerEntry, ContainerId},
+    cpuset::CpuSet,
+    owner::Owner,
+    request::Request,
+    stale::SourceReport,
+};
+use std::collections::BTreeSet;
+
+/// A pod that wants to run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodAdmission {
+    /// For the answer.
+    pub ticket: Ticket,
+    /// The pod.
+    pub uid: String,
+    /// Of its containers with exclusive CPUs, in the order in which they start.
+    pub requests: Vec<Request>,
+}
+
+/// A container in the cgroup tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sighting {
+    /// Its id.
+    pub id: ContainerId,
+    /// Its pod.
+    pub uid: String,
+    /// Its name, where it could be found out.
+    pub name: Option<String>,
+    /// Where it is.
+    pub path: CgroupPath,
+    /// The cgroup's id.
+    pub cgroup: CgroupId,
+}
+
+pub(super) const NOT_ACTIVE: &str = "its pod is not active any more";
+
+fn uid_of(owner: &Owner) -> Option<&str> {
+    match owner {
+        Owner::Pod { uid, .. } => Some(uid),
+        _ => None,
+    }
+}
+
+impl Turn<'_> {
+    pub(super) fn admit_pods(&mut self, pods: Vec<PodAdmission>) {
+        if self.s.settings.audit {
+            for pod in pods {
+                self.out.push(Effect::Reply(pod.ticket, Answer::Refused(AdmitError::Audit)));
+            }
+            return;
+        }
+        let mut changed = self.drop_stale();
+        let mut answers = Vec::new();
+        for PodAdmission { ticket, uid, requests } in pods {
+            self.s.sources.admitted(&uid);
+            let before = self.s.assignments.clone();
+            match self.promise_all(&requests) {
+                Ok((sets, new)) => {
+                    changed |= new;
+                    answers.push((ticket, Answer::Pod(sets)));
+                }
+                Err(error) => {
+                    self.s.assignments = before;
+                    answers.push((ticket, Answer::Refused(error)));
+                }
+            }
+        }
+        if !changed {
+            return self.out.extend(answers.into_iter().map(|(t, a)| Effect::Reply(t, a)));
+        }
+        // The container may have been seen before its pod was heard of.
+        for owner in self.s.assignments.promised.keys().cloned().collect::<Vec<_>>() {
+            if let Some(path) = self.s.homes.get(&owner).cloned() {
+                self.house(&owner, &path);
+            }
+        }
+        self.s.pending = Some(Pending::Promising { answers });
+        self.afresh();
+        self.s.teardown = false;
+        self.save();
+    }
+
+    /// All or, with an error, whatever came before: the caller takes that back.
+    fn promise_all(&mut self, requests: &[Request]) -> Result<(Vec<(Owner, CpuSet)>, bool), AdmitError> {
+        let mut sets = Vec::new();
+        let mut any = false;
+        for request in requests {
+            let owner = &request.owner;
+            if let Some(held) = self.s.assignments.cpus_of(owner).cloned() {
+                if held.len() != request.cpus as usize {
+                    let owner = owner.clone();
+                    return Err(crate::assignments::ReserveError::Differs { owner, held }.into());
+                }
+                sets.push((owner.clone(), held));
+                continue;
+            }
+            let (isolation, mode) = self.s.resolve(request.isolation)?;
+            let (cpus, reason) = self.place(request, None)?;
+            let generation = self.next_generation();
+            let promise = Promise { cpus: cpus.clone(), mode, isolation, generation, reason, made: false };
+            let online = self.s.online.clone();
+            any |= self.s.assignments.promise(owner, promise, &online)? == Reserved::New;
+            self.s.concluded.retain(|(o, _)| o != owner);
+            sets.push((owner.clone(), cpus));
+        }
+        Ok((sets, any))
+    }
+
+    /// Owners of pods that are gone leave the table; true if any did. Their last verdicts are without evidence: nobody
+    /// watched while they ended.
+    fn drop_stale(&mut self) -> bool {
+        let stale = self.s.stale();
+        for owner in &stale {
+            let cpus = self.s.assignments.cpus_of(owner).cloned().unwrap_or_default();
+            self.report(FindingKind::Gone { owner: owner.clone(), cpus, why: NOT_ACTIVE });
+            if let Some(a) = self.s.assignments.release(owner) {
+                self.s.fights.forget(&a.cgroup);
+            }
+            self.s.runtime.remove(owner);
+            self.s.leaving.remove(owner);
+        }
+        self.s.forget_pods();
+        !stale.is_empty()
+    }
+
+    pub(super) fn remove_pod(&mut self, ticket: Ticket, uid: &str) {
+        if self.s.settings.audit {
+            return self.out.push(Effect::Reply(ticket, Answer::Refused(AdmitError::Audit)));
+        }
+        self.s.containers.retain(|_, c| uid_of(&c.owner) != Some(uid));
+        self.s.homes.retain(|o, _| uid_of(o) != Some(uid));
+        self.s.sources.forget(uid);
+        let owners = self.s.assignments.sets().map(|(o, _)| o.clone());
+        let owners: Vec<Owner> = owners.filter(|o| uid_of(o) == Some(uid)).collect();
+        if owners.is_empty() {
+            return self.out.push(Effect::Reply(ticket, Answer::Released(Vec::new())));
+        }
+        self.s.pending = Some(Pending::Concluding { ticket: Some(ticket), owners, all: false });
+        self.afresh();
+        self.look();
+    }
+
+    /// A runtime made a container. Its cgroup may not be there yet, and its pod may not be known.
+    pub(super) fn container(
+        &mut self,
+        ticket: Ticket,
+        id: ContainerId,
+        owner: Owner,
+        home: Option<(CgroupPath, CgroupId)>,
+    ) {
+        let cgroup = home.as_ref().map(|(_, id)| *id);
+        self.note_container(id, &owner, cgroup);
+        let Some((path, _)) = home else { return self.out.push(Effect::Reply(ticket, Answer::Noted)) };
+        self.s.homes.insert(owner.clone(), path.clone());
+        if self.s.settings.audit || !self.house(&owner, &path) {
+            return self.out.push(Effect::Reply(ticket, Answer::Noted));
+        }
+        self.s.pending = Some(Pending::Admission { ticket, owner, fresh: false });
+        self.afresh();
+        self.look();
+    }
+
+    /// All pods and containers that the cgroup tree has now.
+    pub(super) fn tree(&mut self, pods: BTreeSet<String>, containers: Vec<Sighting>) {
+        let seen: BTreeSet<&ContainerId> = containers.iter().map(|c| &c.id).collect();
+        // One that was announced and has no cgroup yet stays.
+        self.s.containers.retain(|id, c| seen.contains(id) || c.cgroup.is_none());
+        let mut moved = false;
+        for c in containers {
+            let named = c.name.as_ref().and_then(|n| format!("pod/{}/{n}", c.uid).parse::<Owner>().ok());
+            let known = self.s.containers.get(&c.id).map(|e| e.owner.clone());
+            let Some(owner) = named.or(known) else {
+                if self.s.unresolved.insert(c.id.clone()) {
+                    self.report(FindingKind::Unresolved { id: c.id, path: c.path });
+                }
+                continue;
+            };
+            let newer = self.s.containers.get(&c.id).is_none_or(|e| e.cgroup != Some(c.cgroup));
+            self.note_container(c.id, &owner, Some(c.cgroup));
+            // While an old container of the same name is still there, the one that was seen last has the CPUs.
+            let current = self.s.homes.get(&owner);
+            if newer || current.is_none_or(|p| self.s.observed.cgroups.get(p).is_none()) {
+                self.s.homes.insert(owner.clone(), c.path.clone());
+                if !self.s.settings.audit {
+                    moved |= self.house(&owner, &c.path);
+                }
+            }
+        }
+        self.hear(SourceReport { source: crate::stale::TREE.into(), complete: true, pods });
+        if moved || !self.s.stale().is_empty() || self.s.is_unsaved() {
+            self.afresh();
+            self.look();
+        }
+    }
+
+    pub(super) fn sources(&mut self, ticket: Ticket, report: SourceReport) {
+        match self.s.sources.hear(report) {
+            Ok(()) => self.out.push(Effect::Reply(ticket, Answer::Noted)),
+            Err(error) => return self.out.push(Effect::Reply(ticket, Answer::Failed(error.to_string()))),
+        }
+        if !self.s.stale().is_empty() {
+            self.look();
+        }
+    }
+
+    fn hear(&mut self, report: SourceReport) {
+        // The tree is known to every configuration.
+        let heard = self.s.sources.hear(report);
+        debug_assert!(heard.is_ok(), "{heard:?}");
+    }
+
+    fn note_container(&mut self, id: ContainerId, owner: &Owner, cgroup: Option<CgroupId>) {
+        match self.s.containers.get_mut(&id) {
+            Some(entry) => {
+                entry.owner.clone_from(owner);
+                entry.cgroup = cgroup.or(entry.cgroup);
+            }
+            None => {
+                let entry = ContainerEntry { owner: owner.clone(), cgroup };
+                self.s.containers.insert(id, entry);
+            }
+        }
+    }
+
+    /// True when the owner lives there from now on.
+    fn house(&mut self, owner: &Owner, path: &CgroupPath) -> bool {
+        let generation = self.next_generation();
+        match self.s.assignments.house(owner, path, generation) {
+            Ok(moved) => {
+                if moved {
+                    self.s.runtime.insert(owner.clone(), Runtime::default());
+                    self.s.fights.forget(path);
+                }
+                moved
+            }
+            Err(error) => {
+                let error = Box::new(AdmitError::Reserve(error));
+                self.report(FindingKind::NotAdmitted { owner: owner.clone(), error });
+                false
+            }
+        }
+    }
+
+    /// Containers of pods whose cgroups were removed: the CPUs stay theirs until the pod is gone.
+    pub(super) fn unhouse_pods(&mut self) {
+        let gone: Vec<Owner> = self
+            .s
+            .leaving
+            .iter()
+            .filter(|(o, why)| uid_of(o).is_some() && **why != NOT_ACTIVE)
+            .map(|(o, _)| o.clone())
+            .collect();
+        for owner in gone {
+            self.s.leaving.remove(&owner);
+            let generation = self.next_generation();
+            let path = self.s.assignments.owners.get(&owner).map(|a| a.cgroup.clone());
+            if self.s.assignments.unhouse(&owner, generation) {
+                self.s.runtime.remove(&owner);
+                if self.s.homes.get(&owner) == path.as_ref() {
+                    self.s.homes.remove(&owner);
+                }
+            }
+        }
+    }
+
+    /// What was promised, or why not.
+    pub(super) fn answer_pods(&mut self, answers: Vec<(Ticket, Answer)>, outcome: Result<(), AdmitError>) {
+        let lost = match outcome {
+            Err(AdmitError::NotDurable(why)) => Some(why),
+            Err(error) => {
+                // The promise stands; what could not be written for it is tried again.
+                self.failed(error);
+                None
+            }
+            Ok(()) => None,
+        };
+        for (ticket, answer) in answers {
+            let answer = match (&lost, answer) {
+                (Some(why), Answer::Pod(_)) => Answer::Refused(AdmitError::NotDurable(why.clone())),
+                (_, answer) => answer,
+            };
+            self.out.push(Effect::Reply(ticket, answer));
+        }
+    }
+}
+
+impl super::State {
+    /// Owners of pods that no source has any more.
+    pub(super) fn stale(&self) -> Vec<Owner> {
+        if self.settings.audit || !self.sources.is_ready() {
+            return Vec::new();
+        }
+        let held = self.assignments.owners.keys().map(|o| (o, true));
+        let promised = self.assignments.promised.iter().map(|(o, p)| (o, p.made));
+        let gone =
+            |(o, made): &(&Owner, bool)| uid_of(o).is_some_and(|uid| self.sources.is_stale(uid, *made));
+        held.chain(promised).filter(gone).map(|(o, _)| o.clone()).collect()
+    }
+
+    /// Nothing is remembered of pods that have no owner in the table and no container.
+    pub(super) fn forget_pods(&mut self) {
+        let table = &self.assignments;
+        let containers = &self.containers;
+        self.homes.retain(|o, _| table.cpus_of(o).is_some() || containers.values().any(|c| c.owner == *o));
+    }
+}

@@ -1,0 +1,159 @@
+//! Whose pods are gone.
+//!
+//! Problem: owners end while nobody looks (the agent was down, a message was lost), and their CPUs must not stay taken;
+//! but a source that has not finished starting reports few pods or none, and believing it would take CPUs from pods that
+//! run.
+//! Steps: every source that is configured says which pods are active, as often as it likes. Once each of them has
+//! reported completely since this agent started, a pod that none of them names, and that was admitted before the oldest
+//! of their newest reports, is stale.
+//! Invariants: an incomplete report frees nobody, and neither does a complete one as long as another source is silent; no
+//! pod that is being admitted is stale; it does not matter whether any pod is active at all.
+
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The source that is always there: the cgroup tree. It knows pods of which a container was made, and only where no
+/// other source is configured does its silence mean anything.
+pub const TREE: &str = "cgroups";
+
+/// What a source says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceReport {
+    /// Who says it: a name from the configuration.
+    pub source: String,
+    /// Whether these are all: false while the source is starting.
+    pub complete: bool,
+    /// Uids of the active pods.
+    pub pods: BTreeSet<String>,
+}
+
+/// A report and how much had been admitted when it came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Heard {
+    pods: BTreeSet<String>,
+    admitted: u64,
+}
+
+/// What was heard since the agent started.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Sources {
+    heard: BTreeMap<String, Option<Heard>>,
+    admitted: BTreeMap<String, u64>,
+    count: u64,
+}
+
+/// A source that is not configured.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("source {source_name:?} is not configured (sources.pods names {known})")]
+pub struct UnknownSource {
+    /// As given.
+    pub source_name: String,
+    /// Those that are.
+    pub known: String,
+}
+
+impl Sources {
+    /// These sources have to report before anybody is stale; the cgroup tree where there are none.
+    #[must_use]
+    pub fn new(configured: &BTreeSet<String>) -> Self {
+        let tree = BTreeSet::from([TREE.to_owned()]);
+        let names = if configured.is_empty() { &tree } else { configured };
+        Self { heard: names.iter().map(|n| (n.clone(), None)).collect(), ..Self::default() }
+    }
+
+    /// Takes a report. Those of the tree are of no account beside configured sources.
+    pub fn hear(&mut self, report: SourceReport) -> Result<(), UnknownSource> {
+        let Some(heard) = self.heard.get_mut(&report.source) else {
+            if report.source == TREE {
+                return Ok(());
+            }
+            let known: Vec<&str> = self.heard.keys().map(String::as_str).collect();
+            return Err(UnknownSource { source_name: report.source, known: known.join(", ") });
+        };
+        if report.complete {
+            *heard = Some(Heard { pods: report.pods, admitted: self.count });
+        }
+        Ok(())
+    }
+
+    /// The pod is being admitted: what was reported before does not concern it.
+    pub fn admitted(&mut self, uid: &str) {
+        self.count += 1;
+        self.admitted.insert(uid.to_owned(), self.count);
+    }
+
+    /// The pod has left the table.
+    pub fn forget(&mut self, uid: &str) {
+        self.admitted.remove(uid);
+    }
+
+    /// Whether every source has reported completely.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.heard.values().all(Option::is_some)
+    }
+
+    /// Whether the pod is gone. `made`: a container of it was made at some time, so that the cgroup tree knows it.
+    #[must_use]
+    pub fn is_stale(&self, uid: &str, made: bool) -> bool {
+        let at = self.admitted.get(uid).copied().unwrap_or(0);
+        self.heard.iter().all(|(name, heard)| {
+            let knows = made || name != TREE;
+            heard.as_ref().is_some_and(|h| knows && !h.pods.contains(uid) && at <= h.admitted)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|n| (*n).to_owned()).collect()
+    }
+
+    fn report(source: &str, complete: bool, pods: &[&str]) -> SourceReport {
+        SourceReport { source: source.into(), complete, pods: set(pods) }
+    }
+
+    #[test]
+    fn nobody_is_stale_before_every_source_has_reported() {
+        let mut s = Sources::new(&set(&["api", "file"]));
+        s.hear(report("api", true, &["a"])).unwrap();
+        assert!(!s.is_ready() && !s.is_stale("b", true));
+        s.hear(report("file", false, &[])).unwrap();
+        assert!(!s.is_stale("b", true), "not complete");
+        s.hear(report(TREE, true, &[])).unwrap();
+        s.hear(report("file", true, &["f"])).unwrap();
+        assert!(s.is_ready() && s.is_stale("b", true) && s.is_stale("b", false));
+        assert!(!s.is_stale("a", true) && !s.is_stale("f", true));
+        // Not one active pod.
+        s.hear(report("api", true, &[])).unwrap();
+        s.hear(report("file", true, &[])).unwrap();
+        assert!(s.is_stale("a", true));
+        // An incomplete report takes nothing back.
+        s.hear(report("api", false, &["a"])).unwrap();
+        assert!(s.is_stale("a", true));
+        assert!(s.hear(report("x", true, &[])).unwrap_err().to_string().contains("api, file"));
+    }
+
+    #[test]
+    fn a_report_from_before_the_admission_says_nothing() {
+        let mut s = Sources::new(&set(&["api"]));
+        s.hear(report("api", true, &[])).unwrap();
+        s.admitted("a");
+        assert!(!s.is_stale("a", false));
+        s.hear(report("api", true, &[])).unwrap();
+        assert!(s.is_stale("a", false));
+        s.forget("a");
+    }
+
+    #[test]
+    fn the_tree_knows_only_what_was_made() {
+        let mut s = Sources::new(&set(&[]));
+        assert!(!s.is_stale("a", true));
+        s.hear(report(TREE, true, &["b"])).unwrap();
+        assert!(s.is_stale("a", true) && !s.is_stale("a", false) && !s.is_stale("b", true));
+    }
+}
