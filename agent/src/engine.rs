@@ -7,6 +7,7 @@
 
 use crate::{
     cgroupfs::CgroupFs,
+    containers::Scanner,
     evidence::{Collector, EvidenceError},
     executor, procfs,
     store::{Store, chain},
@@ -14,16 +15,20 @@ use crate::{
     writers::Writers,
 };
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeSet, HashMap, VecDeque},
     fs,
     sync::Arc,
 };
 use tokio::sync::oneshot;
 use truepin::{
-    CgroupPath, CpuSet, Owner,
+    CgroupId, CgroupPath, CpuSet, Owner,
+    containers::ContainerId,
     ledger::{Departure, Watched},
     observed::Kernel,
-    reconcile::{Answer, Effect, Event, Finding, FindingKind, ForeignWrite, State, Ticket, step},
+    reconcile::{
+        Answer, Effect, Event, Finding, FindingKind, ForeignWrite, PodAdmission, State, Ticket, step,
+    },
+    request::Request,
     sweep::TaskSweep,
     verdict::{Evidence, Instant},
 };
@@ -54,6 +59,9 @@ pub struct Engine {
     pub watch: Option<Watch>,
     /// Who changed them.
     pub writers: Option<Writers>,
+    /// Finds containers.
+    scanner: Scanner,
+    pods_seen: BTreeSet<String>,
     /// Phases applied so far: tells whether an event led to anything.
     applied: u64,
     replies: HashMap<Ticket, oneshot::Sender<Answer>>,
@@ -70,8 +78,11 @@ impl Engine {
         store: Option<Store>,
         watch: Option<Watch>,
         writers: Option<Writers>,
+        scanner: Scanner,
     ) -> Self {
         Self {
+            scanner,
+            pods_seen: BTreeSet::new(),
             state,
             kernel,
             collector,
@@ -92,6 +103,45 @@ impl Engine {
         self.drive(event(self.tickets));
         self.replies.remove(&self.tickets);
         receiver.try_recv().unwrap_or_else(|_| Answer::Failed("the question got no answer".into()))
+    }
+
+    /// Asks for several pods at once; the answers are in their order.
+    pub fn ask_pods(&mut self, pods: Vec<(String, Vec<Request>)>) -> Vec<Answer> {
+        let mut receivers = Vec::with_capacity(pods.len());
+        let mut admissions = Vec::with_capacity(pods.len());
+        for (uid, requests) in pods {
+            self.tickets += 1;
+            let (sender, receiver) = oneshot::channel();
+            self.replies.insert(self.tickets, sender);
+            receivers.push((self.tickets, receiver));
+            admissions.push(PodAdmission { ticket: self.tickets, uid, requests });
+        }
+        self.drive(Event::AdmitPods(admissions));
+        let answer = |(ticket, mut receiver): (Ticket, oneshot::Receiver<Answer>)| {
+            self.replies.remove(&ticket);
+            receiver.try_recv().unwrap_or_else(|_| Answer::Failed("the question got no answer".into()))
+        };
+        receivers.into_iter().map(answer).collect()
+    }
+
+    /// Reads which pods and containers there are, and acts on it.
+    pub fn look_at_tree(&mut self) {
+        match self.scanner.scan(&self.state.containers) {
+            Ok(tree) => {
+                // Most hosts have no pods.
+                if !(tree.pods.is_empty() && self.pods_seen.is_empty() && self.state.has_no_pods()) {
+                    self.drive(Event::Tree { pods: tree.pods.clone(), containers: tree.containers });
+                }
+                self.pods_seen = tree.pods;
+            }
+            Err(error) => tracing::warn!("pods: {}", chain(&error)),
+        }
+    }
+
+    /// Where a container is, if its cgroup is there.
+    pub fn home_of(&mut self, id: &ContainerId) -> Result<Option<(CgroupPath, CgroupId)>, String> {
+        let found = self.scanner.find(id, &self.state.containers).map_err(|e| chain(&e))?;
+        Ok(found.map(|c| (c.path, c.cgroup)))
     }
 
     /// Takes an outside event to its end.
@@ -155,7 +205,7 @@ impl Engine {
         }
     }
 
-    fn owners(&self) -> Vec<(truepin::CgroupId, CgroupPath)> {
+    fn owners(&self) -> Vec<(CgroupId, CgroupPath)> {
         let of = |path: &CgroupPath| self.state.observed.cgroups.get(path).map(|c| (c.id, path.clone()));
         self.state.assignments.owners.values().filter_map(|a| of(&a.cgroup)).collect()
     }

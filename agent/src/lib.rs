@@ -6,6 +6,7 @@ pub mod btf;
 pub mod cgroupfs;
 pub mod cli;
 pub mod config;
+pub mod containers;
 pub mod engine;
 pub mod evidence;
 pub mod executor;

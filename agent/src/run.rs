@@ -19,6 +19,7 @@ use nix::{
 };
 use std::{
     fs::File,
+    mem,
     os::fd::AsFd,
     sync::{Arc, mpsc},
     time::Duration,
@@ -26,6 +27,7 @@ use std::{
 use tokio::sync::oneshot;
 use truepin::{
     Owner,
+    pod::Pod,
     reconcile::{Answer, Event, Home},
     request::{Isolation, Request},
     verdict::Evidence,
@@ -143,19 +145,39 @@ impl Agent {
     /// Runs until [`Command::Stop`] or until every mailbox is gone. Pins stay as they are (I9).
     pub fn run(mut self) {
         self.engine.drive(Event::Started);
+        self.engine.look_at_tree();
         self.declare();
         self.next_tick_ns = now_ns().saturating_add(self.tick_ns);
         loop {
             self.wait();
+            let mut pods = Vec::new();
             loop {
                 match self.inbox.try_recv() {
                     Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => return,
-                    Ok(command) => self.command(command),
+                    // Pods that came together share a save.
+                    Ok(Command::Call(Call::AdmitPod(pod), reply)) => pods.push((*pod, reply)),
+                    Ok(command) => {
+                        self.admit_pods(mem::take(&mut pods));
+                        self.command(command);
+                    }
                     Err(mpsc::TryRecvError::Empty) => break,
                 }
             }
+            self.admit_pods(pods);
             self.gather();
             self.due();
+        }
+    }
+
+    fn admit_pods(&mut self, pods: Vec<(Pod, oneshot::Sender<Outcome>)>) {
+        if pods.is_empty() {
+            return;
+        }
+        let (pods, replies): (Vec<_>, Vec<_>) = pods.into_iter().unzip();
+        for (outcome, reply) in
+            calls::admit_pods(&mut self.engine, &self.about, pods).into_iter().zip(replies)
+        {
+            drop(reply.send(outcome)); // a client that went away needs no answer
         }
     }
 
@@ -275,6 +297,7 @@ impl Agent {
         if now >= self.next_tick_ns {
             self.next_tick_ns = now.saturating_add(self.tick_ns);
             self.engine.drive(Event::Disturbed { writes: Vec::new(), departures: Vec::new() });
+            self.engine.look_at_tree();
             let evidence = self.engine.collect();
             self.engine.drive(Event::Collected(evidence));
             self.declare();

@@ -9,6 +9,7 @@ use crate::{
     bpf::BpfProbe,
     cgroupfs::{CgroupFs, Mount, MountError},
     config::{Config, Reserve, RunMode},
+    containers::{Names, Scanner},
     engine::Engine,
     evidence::{self, Collector},
     lock::{self, LockError},
@@ -131,7 +132,7 @@ pub struct Prepared {
 }
 
 /// Prepares an agent.
-pub fn prepare(config: &Config, paths: &Paths) -> Result<Prepared, StartError> {
+pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared, StartError> {
     let started_ns = procfs::now()?.mono_ns;
     let audit = config.mode == RunMode::Audit;
     let mut notes = Vec::new();
@@ -198,7 +199,15 @@ pub fn prepare(config: &Config, paths: &Paths) -> Result<Prepared, StartError> {
     });
     Ok(Prepared {
         declared: declared.collect(),
-        engine: Engine::new(state, kernel, collector, store, watch, writers),
+        engine: Engine::new(
+            state,
+            kernel,
+            collector,
+            store,
+            watch,
+            writers,
+            Scanner::new(&mount.root, Path::new("/"), names),
+        ),
         host,
         about: About { numa: config.numa, sysfs: paths.sysfs.clone(), started_ns },
         notes,

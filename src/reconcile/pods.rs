@@ -317,6 +317,12 @@ impl super::State {
         held.chain(promised).filter(gone).map(|(o, _)| o.clone()).collect()
     }
 
+    /// Whether nothing is known of any pod.
+    #[must_use]
+    pub fn has_no_pods(&self) -> bool {
+        self.containers.is_empty() && !self.assignments.sets().any(|(o, _)| uid_of(o).is_some())
+    }
+
     /// Nothing is remembered of pods that have no owner in the table and no container.
     pub(super) fn forget_pods(&mut self) {
         let table = &self.assignments;

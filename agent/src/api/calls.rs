@@ -1,8 +1,8 @@
 //! Questions and answers as data, and how an engine answers them.
 
 use super::documents::{
-    CostDoc, FindingDoc, FindingsDoc, KernelDoc, OwnerDoc, OwnersDoc, PoolsDoc, ProblemDoc, ReleasedDoc,
-    StatusDoc, VerdictDoc, VerdictsDoc,
+    CostDoc, FindingDoc, FindingsDoc, KernelDoc, NotedDoc, OwnerDoc, OwnersDoc, PodDoc, PoolsDoc, ProblemDoc,
+    ReleasedDoc, SetDoc, StatusDoc, VerdictDoc, VerdictsDoc,
 };
 use crate::{engine::Engine, procfs, store::chain, sysfs};
 use serde::{Deserialize, Serialize};
@@ -10,8 +10,11 @@ use serde_json::Value;
 use std::{collections::BTreeMap, sync::Arc};
 use truepin::{
     CgroupPath, NodeSet, Owner,
+    containers::ContainerId,
+    pod::Pod,
     reconcile::{AdmitError, Answer, Event, Home},
     request::{AlignmentPolicy, Isolation, Request},
+    stale::SourceReport,
     topology::render,
     verdict::{Evidence, Verdict},
 };
@@ -70,13 +73,41 @@ pub enum Call {
     Admit(Box<Admission>),
     /// `DELETE /v1/owners[/{owner}]`
     Release(Option<Owner>),
+    /// `POST /v1/pods`
+    AdmitPod(Box<Pod>),
+    /// `DELETE /v1/pods/{uid}`
+    RemovePod(String),
+    /// `POST /v1/containers`
+    ContainerCreated(Box<ContainerCreated>),
+    /// `POST /v1/sources`
+    Source(Box<SourceReport>),
+}
+
+/// A container that a runtime made, as in `POST /v1/containers`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ContainerCreated {
+    /// Its id.
+    pub id: ContainerId,
+    /// Its pod.
+    pub pod_uid: String,
+    /// Its name.
+    pub name: String,
 }
 
 impl Call {
     /// Whether it may change anything.
     #[must_use]
     pub fn writes(&self) -> bool {
-        matches!(self, Self::Admit(_) | Self::Release(_))
+        matches!(
+            self,
+            Self::Admit(_)
+                | Self::Release(_)
+                | Self::AdmitPod(_)
+                | Self::RemovePod(_)
+                | Self::ContainerCreated(_)
+                | Self::Source(_)
+        )
     }
 }
 
@@ -138,6 +169,81 @@ pub fn answer(engine: &mut Engine, about: &About, call: Call) -> Outcome {
         },
         Call::Admit(admission) => admit(engine, about, *admission),
         Call::Release(owner) => release(engine, owner),
+        Call::AdmitPod(pod) => {
+            let mut outcomes = admit_pods(engine, about, vec![*pod]);
+            let lost = || Err(problem(500, "internal", "the pod got no answer".into(), None));
+            outcomes.pop().unwrap_or_else(lost)
+        }
+        Call::RemovePod(uid) => removed(engine, uid),
+        Call::ContainerCreated(c) => container_created(engine, *c),
+        Call::Source(report) => {
+            let what = format!("source {}", report.source);
+            match engine.ask(|ticket| Event::Source { ticket, report: *report }) {
+                Answer::Noted => json(&NotedDoc { schema: "truepin.noted/1".into(), what, cpus: None }),
+                Answer::Failed(what) => Err(problem(422, "usage", what, None)),
+                other => Err(problem(500, "internal", format!("unexpected answer {other:?}"), None)),
+            }
+        }
+    }
+}
+
+/// Pods that came together: one save for all of them. The outcomes are in their order.
+pub fn admit_pods(engine: &mut Engine, about: &About, pods: Vec<Pod>) -> Vec<Outcome> {
+    let isolation = engine.state.settings.isolation;
+    let mut outcomes: Vec<Option<Outcome>> = Vec::new();
+    let mut asked = Vec::new();
+    for pod in pods {
+        let checked = pod.checked().and_then(|pod| Ok((pod.requests(about.numa, isolation)?, pod.uid)));
+        match checked {
+            Ok((requests, uid)) => {
+                asked.push((outcomes.len(), uid, requests));
+                outcomes.push(None);
+            }
+            Err(error) => outcomes.push(Some(Err(problem(422, "usage", chain(&error), None)))),
+        }
+    }
+    let questions = asked.iter().map(|(_, uid, requests)| (uid.clone(), requests.clone())).collect();
+    for ((at, uid, _), answer) in asked.into_iter().zip(engine.ask_pods(questions)) {
+        outcomes[at] = Some(match answer {
+            Answer::Pod(sets) => {
+                let owners = sets.into_iter().map(|(owner, cpus)| SetDoc { owner, cpus }).collect();
+                json(&PodDoc { schema: "truepin.pod/1".into(), uid, owners })
+            }
+            Answer::Refused(error) => Err(refused(&error)),
+            other => Err(problem(500, "internal", format!("unexpected answer {other:?}"), None)),
+        });
+    }
+    outcomes.into_iter().flatten().collect()
+}
+
+fn container_created(engine: &mut Engine, c: ContainerCreated) -> Outcome {
+    let owner: Owner = format!("pod/{}/{}", c.pod_uid, c.name)
+        .parse()
+        .map_err(|e: truepin::owner::OwnerError| problem(422, "usage", e.to_string(), None))?;
+    let home = engine.home_of(&c.id).map_err(|e| problem(503, "failed", e, None))?;
+    let asked = owner.clone();
+    match engine.ask(|ticket| Event::Container { ticket, id: c.id, owner, home }) {
+        Answer::Noted | Answer::Assigned(..) => {
+            let cpus = engine.state.assignments.cpus_of(&asked).cloned();
+            json(&NotedDoc { schema: "truepin.noted/1".into(), what: asked.to_string(), cpus })
+        }
+        Answer::Refused(error) => Err(refused(&error)),
+        Answer::Failed(what) => Err(problem(503, "failed", what, None)),
+        other => Err(problem(500, "internal", format!("unexpected answer {other:?}"), None)),
+    }
+}
+
+fn removed(engine: &mut Engine, uid: String) -> Outcome {
+    match engine.ask(|ticket| Event::RemovePod { ticket, uid }) {
+        Answer::Released(released) => {
+            let verdicts =
+                released.iter().filter_map(|(_, v)| v.as_ref()).map(|v| verdict_doc(engine, v)).collect();
+            let owners = released.into_iter().map(|(o, _)| o).collect();
+            json(&ReleasedDoc { schema: "truepin.released/1".into(), owners, verdicts })
+        }
+        Answer::Failed(what) => Err(problem(503, "failed", what, None)),
+        Answer::Refused(error) => Err(refused(&error)),
+        other => Err(problem(500, "internal", format!("unexpected answer {other:?}"), None)),
     }
 }
 
@@ -189,7 +295,10 @@ fn owners(engine: &mut Engine) -> Result<OwnersDoc, Box<ProblemDoc>> {
         let verdict = state.verdict(owner, None, &now);
         OwnerDoc::new(owner, a, state.topology.nodes_of(&a.cpus), verdict.as_ref())
     };
-    let owners = state.assignments.owners.iter().map(one).collect();
+    let mut owners: Vec<OwnerDoc> = state.assignments.owners.iter().map(one).collect();
+    let promised = state.assignments.promised.iter();
+    owners.extend(promised.map(|(o, p)| OwnerDoc::promised(o, p, state.topology.nodes_of(&p.cpus))));
+    owners.sort_by(|a, b| a.owner.cmp(&b.owner));
     Ok(OwnersDoc { schema: "truepin.owners/1".into(), owners })
 }
 

@@ -54,6 +54,10 @@ fn target(call: &Call) -> (Method, String) {
         Call::Findings => (Method::GET, "/v1/findings".into()),
         Call::Finding(id) => (Method::GET, format!("/v1/findings/{id}")),
         Call::Admit(_) => (Method::POST, "/v1/owners".into()),
+        Call::AdmitPod(_) => (Method::POST, "/v1/pods".into()),
+        Call::RemovePod(uid) => (Method::DELETE, format!("/v1/pods/{}", escape(uid))),
+        Call::ContainerCreated(_) => (Method::POST, "/v1/containers".into()),
+        Call::Source(_) => (Method::POST, "/v1/sources".into()),
         Call::Release(None) => (Method::DELETE, "/v1/owners".into()),
         Call::Release(Some(owner)) => (Method::DELETE, format!("/v1/owners/{}", escape(&owner.to_string()))),
     }
@@ -70,9 +74,13 @@ pub async fn ask(socket: &Path, call: &Call) -> Result<Outcome, ClientError> {
     let driver = tokio::spawn(connection);
     let (method, uri) = target(call);
     let body = match call {
-        Call::Admit(admission) => serde_json::to_vec(admission).map_err(|e| broken(e.into()))?,
-        _ => Vec::new(),
+        Call::Admit(admission) => serde_json::to_vec(admission),
+        Call::AdmitPod(pod) => serde_json::to_vec(pod),
+        Call::ContainerCreated(container) => serde_json::to_vec(container),
+        Call::Source(report) => serde_json::to_vec(report),
+        _ => Ok(Vec::new()),
     };
+    let body = body.map_err(|e| broken(e.into()))?;
     let request = Request::builder()
         .method(method)
         .uri(uri)

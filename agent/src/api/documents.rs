@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::time::{Duration, UNIX_EPOCH};
 use truepin::{
     CgroupId, CpuSet, NodeSet, Owner,
-    assignments::{Assignment, Mode},
+    assignments::{Assignment, Mode, Promise},
     ledger::{ClassTimes, Intruder, IntruderKind},
     reconcile::{Finding, Writer},
     request::Isolation,
@@ -35,7 +35,7 @@ pub struct OwnerDoc {
     pub cpus: CpuSet,
     /// The NUMA nodes of that set.
     pub nodes: NodeSet,
-    /// Its cgroup.
+    /// Its cgroup; empty while it has none.
     pub cgroup: String,
     /// partition, member or audit: what is in force.
     pub mode: Mode,
@@ -67,6 +67,25 @@ impl OwnerDoc {
             reason: a.reason.clone(),
             verdict: verdict.map(|v| v.judgement),
             verdict_reason: verdict.and_then(|v| v.reasons.first().cloned()),
+        }
+    }
+
+    /// One that has no cgroup.
+    #[must_use]
+    pub fn promised(owner: &Owner, p: &Promise, nodes: NodeSet) -> Self {
+        let waits = if p.made { "waits for its container to come again" } else { "waits for its container" };
+        Self {
+            schema: "truepin.owner/1".into(),
+            owner: owner.clone(),
+            cpus: p.cpus.clone(),
+            nodes,
+            cgroup: String::new(),
+            mode: p.mode,
+            isolation: p.isolation,
+            created: false,
+            reason: p.reason.clone(),
+            verdict: None,
+            verdict_reason: Some(format!("{waits}; {}", p.reason)),
         }
     }
 }
@@ -206,6 +225,37 @@ pub struct ReleasedDoc {
     pub owners: Vec<Owner>,
     /// Their last verdicts; also of one that had ended before.
     pub verdicts: Vec<VerdictDoc>,
+}
+
+/// One owner's set.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetDoc {
+    /// The owner.
+    pub owner: Owner,
+    /// Its CPUs.
+    pub cpus: CpuSet,
+}
+
+/// `truepin.pod/1`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodDoc {
+    /// `truepin.pod/1`
+    pub schema: String,
+    /// The pod.
+    pub uid: String,
+    /// Containers with CPUs of their own, in the order in which they start; all others share.
+    pub owners: Vec<SetDoc>,
+}
+
+/// `truepin.noted/1`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotedDoc {
+    /// `truepin.noted/1`
+    pub schema: String,
+    /// Of what notice was taken.
+    pub what: String,
+    /// The CPUs that a container has for itself.
+    pub cpus: Option<CpuSet>,
 }
 
 /// A writer of a file.

@@ -5,7 +5,7 @@
 //! engine's thread and waits.
 
 use super::{
-    calls::{Admission, Call, Outcome, problem},
+    calls::{Call, Outcome, problem},
     documents::ProblemDoc,
 };
 use crate::run::{Command, Mailbox};
@@ -15,11 +15,11 @@ use axum::{
     extract::{ConnectInfo, DefaultBodyLimit, Path as UrlPath, Query, State, connect_info::Connected},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
-    routing::{delete, get},
+    routing::{delete, get, post},
     serve::IncomingStream,
 };
 use nix::unistd::{Gid, chown};
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use std::{
     fs, io,
     os::unix::fs::{FileTypeExt, PermissionsExt},
@@ -117,12 +117,17 @@ fn group_id(groups: &str, name: &str) -> Option<u32> {
 
 /// Serves until the process ends.
 pub async fn serve(listener: UnixListener, mailbox: Mailbox) -> io::Result<()> {
-    let owners = get(|peer, state| call(peer, state, Call::Owners)).post(admit);
+    let owners =
+        get(|peer, state| call(peer, state, Call::Owners)).post(|p, s, b| posted(p, s, b, Call::Admit));
     let router = Router::new()
         .route("/v1/status", get(|peer, state| call(peer, state, Call::Status)))
         .route("/v1/topology", get(|peer, state| call(peer, state, Call::Topology)))
         .route("/v1/owners", owners.merge(delete(|peer, state| call(peer, state, Call::Release(None)))))
         .route("/v1/owners/{*owner}", get(owner).delete(release))
+        .route("/v1/pods", post(|p, s, b| posted(p, s, b, Call::AdmitPod)))
+        .route("/v1/pods/{uid}", delete(|p, s, UrlPath(uid)| call(p, s, Call::RemovePod(uid))))
+        .route("/v1/containers", post(|p, s, b| posted(p, s, b, Call::ContainerCreated)))
+        .route("/v1/sources", post(|p, s, b| posted(p, s, b, Call::Source)))
         .route("/v1/verdicts", get(verdicts))
         .route("/v1/findings", get(|peer, state| call(peer, state, Call::Findings)))
         .route("/v1/findings/{id}", get(finding))
@@ -165,9 +170,15 @@ fn usage(what: impl std::fmt::Display) -> Response {
     respond(Err(problem(422, "usage", what.to_string(), None)))
 }
 
-async fn admit(peer: From, state: State<Mailbox>, body: Bytes) -> Response {
-    match serde_json::from_slice::<Admission>(&body) {
-        Ok(admission) => call(peer, state, Call::Admit(Box::new(admission))).await,
+/// A call with a JSON body.
+async fn posted<T: DeserializeOwned>(
+    peer: From,
+    state: State<Mailbox>,
+    body: Bytes,
+    make: fn(Box<T>) -> Call,
+) -> Response {
+    match serde_json::from_slice::<T>(&body) {
+        Ok(document) => call(peer, state, make(Box::new(document))).await,
         Err(error) => usage(error),
     }
 }

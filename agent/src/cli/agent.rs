@@ -4,12 +4,13 @@ use super::{ask::runtime, output::Failure};
 use crate::{
     api::server,
     config::{Config, RunMode},
+    containers,
     paths::Paths,
     run::{Agent, Command, Mailbox},
     start,
 };
 use clap::{Args, ValueEnum};
-use std::{io, thread, time::Duration};
+use std::{io, path::PathBuf, thread, time::Duration};
 use tokio::signal::unix::{SignalKind, signal};
 
 #[derive(Debug, Args)]
@@ -17,6 +18,9 @@ pub(super) struct AgentArgs {
     /// What to do [default: as configured, else enforce]
     #[arg(long, value_enum)]
     mode: Option<Mode>,
+    /// Names of containers that already run, where they cannot be found out: a JSON array of [container id, pod uid, name]
+    #[arg(long, value_name = "FILE")]
+    containers: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -37,7 +41,11 @@ pub(super) fn agent(args: &AgentArgs, paths: &Paths) -> Result<u8, Failure> {
     config.check_mode(&paths.config)?;
     let runtime = runtime()?;
     // The socket last of all: whoever connects finds an agent that works.
-    let prepared = start::prepare(&config, paths)?;
+    let names = match &args.containers {
+        Some(path) => containers::names(path).map_err(|e| Failure::new(2, &e, None))?,
+        None => containers::Names::new(),
+    };
+    let prepared = start::prepare(&config, paths, names)?;
     let listener = {
         let _inside = runtime.enter();
         server::bind(&paths.socket).map_err(|e| Failure::new(3, &e, None))?

@@ -67,9 +67,15 @@ pub(super) fn assign(args: &AssignArgs, paths: &Paths) -> Result<u8, Failure> {
 }
 
 pub(super) fn release(args: &ReleaseArgs, paths: &Paths) -> Result<u8, Failure> {
-    let released: ReleasedDoc = ask(paths, &Call::Release(args.owner.clone()))?;
-    match args.format.output {
-        Output::Json => json(&released)?,
+    let document: ReleasedDoc = ask(paths, &Call::Release(args.owner.clone()))?;
+    released(&document, args.format)?;
+    Ok(0)
+}
+
+/// Who gave CPUs back, with the last verdicts.
+pub(super) fn released(released: &ReleasedDoc, format: Format) -> Result<(), Failure> {
+    match format.output {
+        Output::Json => json(released)?,
         Output::Table if released.owners.is_empty() => print("nothing was held\n")?,
         Output::Table => {
             for owner in &released.owners {
@@ -78,5 +84,5 @@ pub(super) fn release(args: &ReleaseArgs, paths: &Paths) -> Result<u8, Failure> 
             print(&verify::verdicts(&released.verdicts))?;
         }
     }
-    Ok(0)
+    Ok(())
 }

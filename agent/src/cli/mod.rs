@@ -5,6 +5,7 @@ mod ask;
 mod assign;
 mod list;
 mod output;
+mod pods;
 mod run;
 mod shim;
 mod status;
@@ -58,6 +59,19 @@ enum Command {
     /// Gives an owner's CPUs back
     #[command(after_help = "Example:\n  truepin release unit/db.service\n  truepin release --all")]
     Release(assign::ReleaseArgs),
+    /// CPUs for a pod, before it has containers
+    #[command(
+        after_help = "Example:\n  truepin admit pod.json\n\nThe pod: {\"uid\":\"…\",\"init\":[…],\"app\":[{\"n\":\"db\",\"req\":4000,\"lim\":4000,\"mreq\":1024,\"mlim\":1024}]}, CPUs in\nthousandths, memory in MiB. Containers of a Guaranteed pod that ask for whole CPUs get their own, all others share."
+    )]
+    Admit(pods::AdmitArgs),
+    /// A pod is gone: its CPUs come free
+    #[command(after_help = "Example:\n  truepin remove 5f1c3f0e-0000-4000-8000-0000deadbeef")]
+    Remove(pods::RemoveArgs),
+    /// A container was made for a pod: it gets the CPUs of its name
+    #[command(
+        after_help = "Example:\n  truepin container-created 0123456789abcdef… 5f1c3f0e-0000-4000-8000-0000deadbeef db"
+    )]
+    ContainerCreated(pods::CreatedArgs),
     /// Owners with their sets, modes and verdicts
     #[command(after_help = "Example:\n  truepin list\n  truepin list -o json")]
     List(Format),
@@ -172,6 +186,9 @@ pub fn main() -> u8 {
         Command::Run(args) => return run::run(&args, &paths),
         Command::Assign(args) => assign::assign(&args, &paths),
         Command::Release(args) => assign::release(&args, &paths),
+        Command::Admit(args) => pods::admit(&args, &paths),
+        Command::Remove(args) => pods::remove(&args, &paths),
+        Command::ContainerCreated(args) => pods::created(&args, &paths),
         Command::List(format) => list::list(format, &paths),
         Command::Status(format) => status::status(format, &paths),
         Command::Topology(args) => topology::topology(&args, &paths),

@@ -12,6 +12,7 @@ use crate::{
         documents::{OwnerDoc, ReleasedDoc, VerdictDoc},
     },
     config::Config,
+    containers::Names,
     paths::Paths,
     run::{self, Agent, Command as LoopCommand, Mailbox},
     start,
@@ -181,7 +182,7 @@ enum Asker<'a> {
 impl Asker<'_> {
     fn embed(paths: &Paths) -> Result<Self, Failure> {
         let config = Config::read(&paths.config, paths.config_named)?;
-        let prepared = start::prepare(&config, paths)?;
+        let prepared = start::prepare(&config, paths, Names::new())?;
         let (agent, mailbox) = Agent::new(prepared, config.tick).map_err(io::Error::from)?;
         let thread = thread::Builder::new().name("truepin-loop".into()).spawn(move || agent.run())?;
         Ok(Self::Embedded { mailbox, thread })
