@@ -276,7 +276,7 @@ impl History {
         if !sim.state.assignments.owners.is_empty() {
             wrong.push("somebody still holds CPUs".into());
         }
-        wrong.extend(sim.eyes.not_put_back(sim.eyes.kernel().behaviour().model == Model::Strict));
+        wrong.extend(sim.eyes.not_put_back(sim.eyes.kernel().behaviour().model != Model::Lax));
         if !wrong.is_empty() {
             self.fail(&sim, where_, &wrong);
         }
