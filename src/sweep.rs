@@ -25,6 +25,8 @@ pub enum SetFault {
         /// `cpuset.cpus.effective`
         effective: CpuSet,
     },
+    /// Its cgroup has no cpuset files: somebody took the controller away above it, and the tasks may run anywhere.
+    NoFiles,
     /// A partition is not one any more.
     PartitionLost {
         /// `cpuset.cpus.partition` as read.
@@ -61,6 +63,9 @@ impl fmt::Display for SetFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Effective { effective } => write!(f, "the kernel gave it CPUs {effective}"),
+            Self::NoFiles => {
+                f.write_str("its cgroup has no cpuset files: the controller was taken away above it")
+            }
             Self::PartitionLost { state } => write!(f, "the partition read {state:?}"),
             Self::Overlap { with, cpus } => write!(f, "cgroup {with} was allowed on CPUs {cpus}"),
             Self::Mask { tid, comm, allowed } => {
@@ -102,6 +107,8 @@ pub struct TaskSweep {
     pub owned: Vec<(Owner, TaskMask)>,
     /// Some of the root cgroup, pid 1 first of all: that is where a leaked CPU shows.
     pub outside: Vec<TaskMask>,
+    /// Owners whose tasks could not be read, and why.
+    pub unread: Vec<(Owner, String)>,
 }
 
 /// Judges the sets. `observed` must have been read with [`Desired::scope`].
@@ -112,7 +119,12 @@ pub fn sets(desired: &Desired, observed: &Observed) -> Vec<SetFinding> {
         return found;
     }
     for (path, owner) in &desired.owners {
-        let Some(files) = observed.cpuset(path) else { continue };
+        let Some(files) = observed.cpuset(path) else {
+            if owner.mode != Mode::Audit && observed.cgroups.contains_key(path) {
+                found.push(SetFinding { owner: owner.owner.clone(), fault: SetFault::NoFiles });
+            }
+            continue;
+        };
         let mine = owner.cpus.intersection(&observed.online);
         let mut add = |fault| found.push(SetFinding { owner: owner.owner.clone(), fault });
         if owner.mode == Mode::Partition && !files.is_partition() {
@@ -201,6 +213,7 @@ mod tests {
                 .map(|t| (owner.clone(), t))
                 .into(),
             outside: vec![task(5, "0-1"), task(6, "0-2")],
+            unread: Vec::new(),
         };
         let tids = |mode| {
             let found = masks([(&owner, &cpus, mode)].into_iter(), &sweep);

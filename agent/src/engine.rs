@@ -176,7 +176,11 @@ impl Engine {
         for (owner, path) in owners {
             match procfs::tasks_in(&self.kernel.dir(&path)) {
                 Ok(tasks) => sweep.owned.extend(tasks.into_iter().map(|t| (owner.clone(), t))),
-                Err(error) => tracing::warn!("sweep of {owner}: {}", chain(&error)),
+                Err(error) => {
+                    let why = chain(&error);
+                    tracing::warn!("sweep of {owner}: {why}");
+                    sweep.unread.push((owner, why));
+                }
             }
         }
         if !self.kernel.mount().copied {

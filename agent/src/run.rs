@@ -231,7 +231,16 @@ impl Agent {
             }
             // A client that went away needs no answer.
             Command::Call(call, reply) => {
+                let released = match &call {
+                    Call::Release(owner) => Some(owner.clone()),
+                    _ => None,
+                };
                 drop(reply.send(calls::answer(&mut self.engine, &self.about, call)));
+                // What somebody took from a declared owner stays taken until the agent starts anew.
+                if let Some(owner) = released {
+                    let of = |d: &&mut Declared| owner.as_ref().is_none_or(|o| *o == d.owner);
+                    self.declared.iter_mut().filter(of).for_each(|d| d.released = true);
+                }
             }
             Command::DetachSwitch(time) => {
                 if let Some(probe) = &mut self.engine.collector.probe {
@@ -276,7 +285,7 @@ impl Agent {
     fn declare(&mut self) {
         for d in &mut self.declared {
             let held = self.engine.state.assignments.owners.contains_key(&d.owner);
-            if held || !self.engine.kernel.dir(&d.path).exists() {
+            if held || d.released || !self.engine.kernel.dir(&d.path).exists() {
                 continue;
             }
             let (count, exactly) = match &d.cpus {

@@ -111,6 +111,8 @@ pub struct Declared {
     pub cpus: Reserve,
     /// Why it was last refused.
     pub refused: Option<String>,
+    /// Somebody released it; it is not admitted again in the life of this agent.
+    pub released: bool,
 }
 
 /// A machine ready to work, at rest.
@@ -164,10 +166,19 @@ pub fn prepare(config: &Config, paths: &Paths) -> Result<Prepared, StartError> {
     let reserved = if audit { CpuSet::new() } else { reserved(&config.reserved, &topology)? };
     if let Some(isolated) = topology.isolated().filter(|i| !i.is_empty()) {
         notes.push(format!(
-            "CPUs {isolated} are isolated at boot (isolcpus): they are not balanced and not handed out"
+            "CPUs {isolated} are isolated at boot (isolcpus), so no thread is balanced over them: handed out only where \
+             a list names them"
         ));
     }
     let boot_id = procfs::boot_id()?;
+    if let Some(record) = &record {
+        let held = record.assignments.exclusive().intersection(&reserved);
+        if !held.is_empty() {
+            notes.push(format!(
+                "CPUs {held} are reserved now and belong to owners from before, who keep them until they end"
+            ));
+        }
+    }
     let state = State::new(settings, topology, facts, boot_id, reserved, config.strict_reserved, record);
     let watch = optional(
         config.sources.notify,
@@ -182,7 +193,7 @@ pub fn prepare(config: &Config, paths: &Paths) -> Result<Prepared, StartError> {
     let declared = config.cgroups.iter().filter_map(|c| {
         let cpus = c.cpus.clone().filter(|_| c.role == Role::Owner)?;
         let owner = c.owner.clone().unwrap_or_else(|| Owner::Cgroup(c.path.clone()));
-        Some(Declared { owner, path: c.path.clone(), cpus, refused: None })
+        Some(Declared { owner, path: c.path.clone(), cpus, refused: None, released: false })
     });
     Ok(Prepared {
         declared: declared.collect(),

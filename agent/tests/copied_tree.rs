@@ -199,6 +199,25 @@ fn assigned_crashed_repaired_and_put_back() {
 }
 
 #[test]
+fn a_declared_owner_that_is_released_stays_so_until_the_next_start() {
+    if !is_root("a_declared_owner_that_is_released_stays_so_until_the_next_start") {
+        return;
+    }
+    let m = Machine::new();
+    let config = "tick = \"100ms\"\nreserved = \"0-1\"\n[[cgroup]]\npath = \"system.slice/db\"\nrole = \"owner\"\n\
+                  owner = \"unit/db.service\"\ncpus = \"4-5\"\n";
+    let owners = || m.json(&["list"]).1["owners"].as_array().map(Vec::len);
+    let agent = m.agent(config);
+    wait("the declared owner", || owners() == Some(1));
+    assert_eq!(m.run(&["release", "unit/db.service"]).status.code(), Some(0));
+    std::thread::sleep(Duration::from_millis(500)); // five ticks
+    assert_eq!((owners(), m.file("system.slice/db", "cpuset.cpus.partition")), (Some(0), "member".into()));
+    drop(agent);
+    let _agent = m.agent(config);
+    wait("the declared owner", || owners() == Some(1));
+}
+
+#[test]
 fn refusals_and_exit_codes() {
     if !is_root("refusals_and_exit_codes") {
         return;

@@ -322,6 +322,8 @@ fn a_new_generation_straddles() {
     let mut probe = BpfProbe::load().unwrap();
     let (a, b) = (Cgroup::new("a"), Cgroup::new("b"));
     let own = run("burn", Some(&a), "1");
+    // It enters its cgroup while it runs, which is a straddle of its own.
+    wait_for("the owner to run", || own.cpu_ns() > 50_000_000);
     probe.configure(&[a.watched("1", 1), b.watched("0", 1)]).unwrap();
     sleep(Duration::from_millis(300));
     let first = collect(&mut probe);
@@ -360,6 +362,31 @@ fn a_new_generation_straddles() {
     drop(own);
 }
 
+/// Moved out of the owner's cgroup and in again while it runs, without a switch that anybody could see: that time is
+/// neither side's.
+#[test]
+fn a_task_that_changes_sides_while_it_runs_is_neither_sides() {
+    let Some(_guard) = machine("a_task_that_changes_sides_while_it_runs_is_neither_sides") else { return };
+    for starts_inside in [true, false] {
+        let mut probe = BpfProbe::load().unwrap();
+        let (own, other) = (Cgroup::new("own"), Cgroup::new("other"));
+        let (from, to) = if starts_inside { (&own, &other) } else { (&other, &own) };
+        let task = run("burn", Some(from), "1");
+        wait_for("the task to run", || task.cpu_ns() > 50_000_000);
+        make_real_time(&task);
+        probe.configure(&[own.watched("1", 1)]).unwrap();
+        let before = on(&collect(&mut probe), 1);
+        to.take(task.id());
+        sleep(Duration::from_millis(100));
+        task.stop();
+        let after = on(&collect(&mut probe), 1);
+        let times = after.times.since(&before.times).unwrap();
+        // Only what ran before the move, should anything have interrupted it then, is of the side where it was.
+        let before_move = if starts_inside { times.owner_ns } else { times.foreign_ns };
+        assert!(times.straddle_ns > 0 && before_move < 50_000_000, "inside {starts_inside}: {times:?}");
+    }
+}
+
 /// Half a second without the switch program cannot show in the sum, and must show in the link.
 #[test]
 fn a_gap_shows_in_the_link() {
@@ -370,6 +397,7 @@ fn a_gap_shows_in_the_link() {
     probe.configure(&[cgroup.watched("1", 1)]).unwrap();
     let first = collect(&mut probe);
     probe.detach_switch();
+    sleep(Duration::from_millis(10)); // a run that had begun on the other CPU ends
     let begin = collect(&mut probe);
     sleep(Duration::from_millis(500));
     let end = collect(&mut probe);
@@ -395,6 +423,15 @@ fn real_time(tid: u32, priority: i32) {
     assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
 }
 
+/// While it goes it is there, however busy the machine is. The main thread, which sleeps, is above the one that spins: it
+/// takes the signals.
+fn make_real_time(process: &Process) {
+    for task in std::fs::read_dir(format!("/proc/{}/task", process.id())).unwrap() {
+        let tid: u32 = task.unwrap().file_name().to_str().unwrap().parse().unwrap();
+        real_time(tid, if tid == process.id() { 2 } else { 1 });
+    }
+}
+
 /// The task that is there is not the one that was seen to come: neither gets the time.
 #[test]
 fn a_broken_chain_is_nobodys() {
@@ -404,12 +441,7 @@ fn a_broken_chain_is_nobodys() {
     let own = run("burn", Some(&cgroup), "1");
     probe.configure(&[cgroup.watched("1", 1)]).unwrap();
     wait_for("the owner to run", || on(&collect(&mut probe), 1).times.owner_ns > 50_000_000);
-    // Real-time: while it goes it is there, however busy the machine is. The main thread, which sleeps, is above the
-    // one that spins: it takes the signals.
-    for task in std::fs::read_dir(format!("/proc/{}/task", own.id())).unwrap() {
-        let tid: u32 = task.unwrap().file_name().to_str().unwrap().parse().unwrap();
-        real_time(tid, if tid == own.id() { 2 } else { 1 });
-    }
+    make_real_time(&own);
     // Found by a flush, and found by the next switch. On some kernels chains break without help now and then, so one
     // found is not enough.
     for by_flush in [true, false] {

@@ -2,7 +2,8 @@
 //!
 //! Problem: all time of a CPU must be in exactly one class, and a switch that was not seen must show.
 //! Steps at a switch: (1) not watched: return; (2) the slice that ends goes to the class of the task that came in,
-//! or to `unknown` if another task leaves than came; (3) if an intruder leaves, the slice goes to its name too;
+//! to `unknown` if another task leaves than came, or to `straddle` if it was moved to the other side of the owner's
+//! border while it ran (a busy task need not switch for that, and its time is neither's for certain); (3) if an intruder leaves, the slice goes to its name too;
 //! (4) the next task is classified and, if it is an intruder, remembered.
 //! Invariant: the sum over the classes plus the open slice is the time since the epoch began.
 //!
@@ -46,7 +47,13 @@ unsafe fn switched(slot: &mut Slot, prev: Task, next: Task) {
     unsafe {
         let now = bpf_ktime_get_ns();
         if prev.pid::<Direct>() == slot.pid {
-            end_slice(slot, now);
+            // User tasks only: a kernel worker binds itself at the start of its life, as a matter of course.
+            let user = slot.class == class::OWNER || slot.class == class::FOREIGN;
+            if user && side::<Direct>(slot, prev) != slot.class {
+                book(slot, class::STRADDLE, now);
+            } else {
+                end_slice(slot, now);
+            }
         } else {
             slot.breaks += 1;
             book(slot, class::UNKNOWN, now);
@@ -85,6 +92,14 @@ pub unsafe fn classify<R: Reader>(slot: &mut Slot, task: Task, pid: u32) -> u32 
         if task.is_kthread::<R>() {
             return if task.is_bound::<R>() { class::KTHREAD_BOUND } else { class::KTHREAD_UNBOUND };
         }
+        side::<R>(slot, task)
+    }
+}
+
+/// On which side of the owner's border a user task is.
+#[inline(always)]
+unsafe fn side<R: Reader>(slot: &mut Slot, task: Task) -> u32 {
+    unsafe {
         let cgroup = task.cgroup::<R>();
         let id = cgroup.id::<R>();
         if id == slot.cgroup || id == slot.inside {

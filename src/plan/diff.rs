@@ -401,11 +401,13 @@ impl Diff<'_> {
             self.write_exclusive(Phase::GrowExclusive, path, &keep, target.clone());
         }
         // The kernel reserves deadline bandwidth for a partition on its `cpuset.cpus` and may refuse to shrink it
-        // (EBUSY): the list waits until the partition has ended, and its last CPUs are its tasks' until then.
+        // (EBUSY): the list waits until the partition has ended, and its last CPUs are its tasks' until then. Unless it
+        // reaches over somebody else's: as a member it would break those.
         let ending = now.is_partition()
             && t.partition == Some(PartitionKind::Member)
-            && !self.stays_partition(path, &now);
-        if t.kind != TargetKind::Remove && !ending {
+            && !self.stays_partition(path, &now)
+            && files.cpus.is_disjoint(&self.held_by_others(path));
+        if !ending {
             self.pool_cpus(path, t, files);
         }
     }

@@ -23,6 +23,8 @@
 pub mod check;
 mod diff;
 mod targets;
+#[cfg(test)]
+mod tests;
 
 pub use diff::diff;
 pub(crate) use diff::overlapping;
@@ -83,8 +85,8 @@ pub struct Desired {
     pub first: FirstValues,
     /// Files that are in a fight and are left alone (I8).
     pub frozen: BTreeSet<(CgroupPath, CpusetFile)>,
-    /// Cgroups on which nothing is tried at present: owners about to leave the table, directories that cannot be made
-    /// or removed.
+    /// Owners' cgroups on which nothing is tried at present (about to leave the table, or not to be made), and cgroups
+    /// of ours that cannot be removed.
     pub blocked: BTreeSet<CgroupPath>,
     /// Processes to put into owners' cgroups, once.
     pub entering: Vec<(CgroupPath, u32)>,

@@ -36,7 +36,7 @@ pub(super) fn targets(desired: &Desired, observed: &Observed) -> Targets {
         all.by_path.insert(path.clone(), aim.chain(path));
     }
     for (path, cgroup) in &observed.cgroups {
-        let ignored = desired.roles.get(path) == Some(&Role::Ignore) || desired.blocked.contains(path);
+        let ignored = desired.roles.get(path) == Some(&Role::Ignore);
         if path.is_root() || ignored || all.by_path.contains_key(path) || is_owned(desired, path) {
             continue;
         }
@@ -225,7 +225,7 @@ impl Aim<'_> {
             let all = self.observed.online.difference(&self.held).union(&all_below);
             t.cpus = (!now.is_empty()).then(|| if refused { all } else { CpuSet::new() });
         } else if self.desired.pool_written {
-            t.cpus = self.pool_set().map(|p| p.union(&all_below));
+            t.cpus = self.pool_at(path).map(|p| p.union(&all_below));
         } else {
             let base = first_cpus(self.desired, path, cgroup, CpusetFile::Cpus, now);
             t.cpus = self.trimmed(&base, now, &self.partitions.difference(&partitions));
@@ -253,9 +253,13 @@ impl Aim<'_> {
             partition: Some(PartitionKind::Member),
             ..Target::default()
         };
-        if cgroup.populated {
+        // One that cannot be removed is in nobody's way all the same.
+        if cgroup.populated || self.desired.blocked.contains(path) {
             t.kind = TargetKind::Retired;
             t.cpus = self.pool_set();
+        } else if cgroup.cpuset.as_ref().is_some_and(|f| !f.cpus.is_disjoint(&self.held)) {
+            // Its CPUs have gone to others, and it goes last.
+            t.cpus = Some(CpuSet::new());
         }
         Some(t)
     }
@@ -276,7 +280,7 @@ impl Aim<'_> {
             return None;
         }
         let cpus = if self.desired.pool_written {
-            self.pool_set()
+            self.pool_at(path)
         } else {
             let base = first_cpus(self.desired, path, cgroup, CpusetFile::Cpus, &files.cpus);
             self.trimmed(&base, &files.cpus, &self.partitions)
@@ -287,6 +291,20 @@ impl Aim<'_> {
     /// The shared pool; `None` if nothing is left for it, and then nothing is written.
     fn pool_set(&self) -> Option<CpuSet> {
         Some(self.desired.pool.clone()).filter(|p| !p.is_empty())
+    }
+
+    /// The shared pool as a cgroup of somebody else's has it: who was given fewer CPUs than all keeps to them, as far as
+    /// they are in the pool still and the cgroup above has them. A list that shares nothing with the one above would
+    /// inherit all of it, owners' CPUs included.
+    fn pool_at(&self, path: &CgroupPath) -> Option<CpuSet> {
+        let Some(up) = path.parent() else { return self.pool_set() };
+        let above = self.pool_at(&up)?;
+        let own = self.observed.cgroups.get(path).and_then(|c| Some((c, c.cpuset.as_ref()?)));
+        let Some((cgroup, files)) = own else { return Some(above) };
+        let base = first_cpus(self.desired, path, cgroup, CpusetFile::Cpus, &files.cpus);
+        let kept = base.intersection(&self.desired.pool);
+        let served = kept.intersection(&above).intersection(&self.observed.online);
+        Some(if served.is_empty() { above } else { kept })
     }
 
     /// A list of somebody else's that must not reach over partitions beside it. `None` when neither what it was nor
@@ -340,7 +358,7 @@ impl Aim<'_> {
     /// Recorded files that no target needs any more go back to what they held, as far as no owner has it now.
     fn restore(&self, all: &mut Targets) {
         for (path, first) in &self.desired.first {
-            if self.desired.blocked.contains(path) {
+            if self.desired.blocked.contains(path) && self.desired.owners.contains_key(path) {
                 continue;
             }
             let cgroup = self.observed.cgroups.get(path).filter(|c| c.id == first.id);

@@ -1,7 +1,7 @@
 //! From a reading to the steps of one phase.
 
 use super::{
-    AdmitError, Answer, Effect, FindingKind, ForeignWrite, Pending, Runtime, Work, Writer,
+    AdmitError, Answer, Effect, Ended, FindingKind, ForeignWrite, Pending, Runtime, Work, Writer,
     step::{Turn, keep},
 };
 use crate::{
@@ -160,7 +160,8 @@ impl Turn<'_> {
         if let Some((path, state)) = self.refused_partition(&plan) {
             return self.partition_refused(&path, state);
         }
-        if let Err(broken) = plan::check::check(&desired, &self.s.observed, &plan.steps) {
+        // What comes after this phase is planned anew, from what is then there.
+        if let Err(broken) = plan::check::check(&desired, &self.s.observed, plan.first_phase()) {
             let text = broken.to_string();
             self.report(FindingKind::Broken(Box::new(broken)));
             return self.finish(Err(AdmitError::Stuck(text)));
@@ -355,10 +356,11 @@ impl Turn<'_> {
 
     pub(super) fn step_done(&mut self, step: Step) {
         match step {
-            Step::Write { path, file: CpusetFile::Partition, new: Value::Partition(kind), .. } => {
-                if kind != PartitionKind::Member {
-                    *self.s.progress.written.entry(path).or_default() += 1;
-                }
+            Step::Write {
+                file: CpusetFile::Partition, new: Value::Partition(PartitionKind::Member), ..
+            } => {}
+            Step::Write { path, file: CpusetFile::Partition, .. } => {
+                *self.s.progress.written.entry(path).or_default() += 1;
             }
             Step::Write { path, file, new, .. } => {
                 self.s.progress.wrote.insert((path, file), new.to_string());
@@ -379,11 +381,9 @@ impl Turn<'_> {
     pub(super) fn step_failed(&mut self, step: &Step, error: KernelError) -> Option<KernelError> {
         match (step, error.errno) {
             (Step::Write { file: CpusetFile::Cpus, new: Value::Cpus(set), .. }, Some(ENOSPC))
-                if set.is_empty() =>
+                if set.is_empty() && !mem::replace(&mut self.s.facts.empty_refused, true) =>
             {
-                if !mem::replace(&mut self.s.facts.empty_refused, true) {
-                    return None;
-                }
+                return None;
             }
             (Step::Enter { path, pid }, _) => {
                 self.s.entering.retain(|e| *e != (path.clone(), *pid));
@@ -445,8 +445,15 @@ impl Turn<'_> {
         }
         (a.mode, a.generation) = (Mode::Member, generation);
         self.s.progress.written.remove(&a.cgroup);
-        if let Some(r) = self.s.runtime.get_mut(owner) {
-            r.base = None;
+        let at = self.now;
+        if let Some(r) = self.s.runtime.get_mut(owner)
+            && r.base.take().is_some()
+        {
+            let why = format!(
+                "partition mode ended within the interval ({reason}): what ran until then is not judged"
+            );
+            let faults = mem::take(&mut r.faults).into_iter().map(|(f, _, _)| f.fault.to_string());
+            r.ended.push(Ended { at, why, faults: faults.collect() });
         }
         self.report(FindingKind::FellBack { owner: owner.clone(), reason: reason.into() });
         true

@@ -50,7 +50,7 @@ use crate::{
     request::{Isolation, Request},
     sweep::{SetFinding, TaskSweep},
     topology::CpuTopology,
-    verdict::{Evidence, Instant, Subject, Tolerance, Verdict, judge},
+    verdict::{Beside, Evidence, Instant, Subject, Tolerance, Verdict, judge},
 };
 use fights::Fights;
 use std::{
@@ -245,6 +245,18 @@ pub enum AdmitError {
         /// `cpuset.cpus.partition`
         state: String,
     },
+    /// A command runs there already, and would share the CPUs with a second one.
+    #[error("{owner} is held by another command; choose another name, or release it")]
+    InUse {
+        /// The owner.
+        owner: Owner,
+    },
+    /// The cgroup lies deeper than the programs can tell apart.
+    #[error("cgroup {path} lies {} levels below the root, and {MAX_LEVEL} can be watched", path.level())]
+    TooDeep {
+        /// The cgroup.
+        path: CgroupPath,
+    },
     /// Something that steps cannot mend.
     #[error(transparent)]
     Problem(#[from] Problem),
@@ -261,6 +273,7 @@ pub enum AdmitError {
 
 /// What is known of an owner beyond the record; rebuilt after a restart.
 #[derive(Debug, Clone, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each was learnt or done independently of the others")]
 struct Runtime {
     /// Its cgroup was there once: if it is gone, the owner is.
     seen: bool,
@@ -274,10 +287,22 @@ struct Runtime {
     base: Option<Arc<Evidence>>,
     /// Faults of its sets since then, with the first and the last time they were seen.
     faults: Vec<(SetFinding, Instant, Instant)>,
+    /// Epochs that ended although the owner stayed: nothing judged them to their end.
+    ended: Vec<Ended>,
+    /// Sweeps of its tasks that failed.
+    unread: Vec<(String, Instant)>,
     /// Whether a contradiction was reported.
     violated: bool,
     /// When a departure was last reported, `CLOCK_MONOTONIC`.
     departed_ns: Option<u64>,
+}
+
+/// An epoch that ended before its owner did.
+#[derive(Debug, Clone)]
+struct Ended {
+    at: Instant,
+    why: String,
+    faults: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -384,7 +409,7 @@ pub struct State {
     blocked: BTreeMap<CgroupPath, u64>,
     problems: BTreeSet<Problem>,
     watched: Vec<Watched>,
-    watching: Vec<CgroupPath>,
+    watching: Vec<(CgroupPath, CgroupId)>,
     confined: CpuSet,
     findings: VecDeque<Finding>,
     finding_count: u64,
@@ -392,6 +417,9 @@ pub struct State {
     departures: VecDeque<Departure>,
     concluded: VecDeque<(Owner, Verdict)>,
 }
+
+/// The kernel half compares ancestors down to this depth (children of the root: 1).
+pub const MAX_LEVEL: u32 = 31;
 
 /// How many findings, departures and last verdicts are kept.
 const KEPT: usize = 256;
@@ -517,7 +545,9 @@ impl State {
     /// Whether kernel and table agreed when last looked; if not, the next tick should look again.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.settled && self.held_off.is_empty() && self.blocked.is_empty() && !self.is_unsaved()
+        let left_alone =
+            !self.held_off.is_empty() || !self.blocked.is_empty() || self.fights.next_thaw().is_some();
+        self.settled && !left_alone && !self.is_unsaved()
     }
 
     /// Whether the record lags behind the table.
@@ -555,14 +585,6 @@ impl State {
             return self.concluded.iter().rev().find(|(o, _)| o == owner).map(|(_, v)| v.clone());
         };
         let runtime = self.runtime.get(owner)?;
-        let subject = Subject {
-            owner: owner.clone(),
-            cpus: a.cpus.clone(),
-            mode: a.mode,
-            cgroup: runtime.id,
-            sets_swept: self.facts.cpuset,
-            kthread_budget_ns_per_s: self.settings.kthread_budget_ns_per_s,
-        };
         // Without a base nothing was watched: the empty evidence says so.
         let nothing = Evidence {
             at: now.at,
@@ -571,6 +593,21 @@ impl State {
             ..Evidence::default()
         };
         let base = from.or(runtime.base.as_deref()).unwrap_or(&nothing);
+        // Since the assignment: all of its epochs.
+        let ended = || runtime.ended.iter().filter(|e| from.is_none_or(|f| e.at >= f.at));
+        let unread = runtime.unread.iter().filter(|(_, at)| *at >= base.at);
+        let subject = Subject {
+            owner: owner.clone(),
+            cpus: a.cpus.clone(),
+            mode: a.mode,
+            cgroup: runtime.id,
+            sets_swept: self.facts.cpuset && self.observed.cpuset(&a.cgroup).is_some(),
+            beside: Beside {
+                faults: ended().flat_map(|e| e.faults.iter().cloned()).collect(),
+                gaps: ended().map(|e| e.why.clone()).chain(unread.map(|(why, _)| why.clone())).collect(),
+            },
+            kthread_budget_ns_per_s: self.settings.kthread_budget_ns_per_s,
+        };
         let faults: Vec<SetFinding> = runtime
             .faults
             .iter()

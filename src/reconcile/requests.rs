@@ -1,7 +1,7 @@
 //! What is asked of the table.
 
 use super::{
-    AdmitError, Answer, Effect, Home, Pending, Progress, Runtime, Ticket,
+    AdmitError, Answer, Effect, Home, MAX_LEVEL, Pending, Progress, Runtime, Ticket,
     step::{Turn, keep},
 };
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     cpuset::CpuSet,
     owner::Owner,
     placement, plan,
-    request::Request,
+    request::{Isolation, Request},
     verdict::Evidence,
 };
 
@@ -23,7 +23,15 @@ impl Turn<'_> {
         home: &Home,
         pid: Option<u32>,
     ) {
-        match self.try_admit(request, exactly, home) {
+        // Truepin's own cgroups are one command's each: a second one would share the CPUs with the first.
+        let taken =
+            pid.is_some() && *home == Home::New && self.s.assignments.owners.contains_key(&request.owner);
+        let admitted = if taken {
+            Err(AdmitError::InUse { owner: request.owner.clone() })
+        } else {
+            self.try_admit(request, exactly, home)
+        };
+        match admitted {
             Ok((cgroup, reserved)) => {
                 let owner = request.owner.clone();
                 let fresh =
@@ -32,6 +40,10 @@ impl Turn<'_> {
                 self.s.fights.forget(&cgroup);
                 self.s.entering.extend(pid.map(|pid| (cgroup, pid)));
                 let fresh = reserved == Reserved::New;
+                if fresh {
+                    // What an owner of the same name came to is not this one's.
+                    self.s.concluded.retain(|(o, _)| *o != owner);
+                }
                 self.s.pending = Some(Pending::Admission { ticket, owner, fresh });
                 self.afresh();
                 self.s.teardown &= !fresh;
@@ -55,9 +67,14 @@ impl Turn<'_> {
             Home::New => self.s.settings.slice.child(&dir_name(&request.owner))?,
             Home::Existing(path) => path.clone(),
         };
+        if cgroup.level() > MAX_LEVEL {
+            return Err(AdmitError::TooDeep { path: cgroup });
+        }
         if let Some(held) = self.s.assignments.owners.get(&request.owner) {
             let fits = exactly.as_ref().map_or(held.cpus.len() == request.cpus as usize, |e| *e == held.cpus);
-            if held.cgroup == cgroup && fits {
+            let as_asked =
+                audit || matches!(request.isolation, Isolation::Auto) || request.isolation == held.isolation;
+            if held.cgroup == cgroup && fits && as_asked {
                 return Ok((cgroup, Reserved::Unchanged));
             }
             if !audit {
@@ -73,8 +90,12 @@ impl Turn<'_> {
         let (cpus, reason) = if let Some(cpus) = exactly {
             (cpus, "declared in the configuration".to_owned())
         } else {
-            let allocatable = table.allocatable(&self.s.online);
-            let free = table.free(&self.s.online).difference(&foreign);
+            // CPUs isolated at boot belong to no scheduler domain: nothing would balance the owner's threads over them,
+            // and the kernel refuses a partition that has them (`prstate_housekeeping_conflict`, cpuset.c of 6.12).
+            let nothing = CpuSet::new();
+            let isolated = self.s.topology.isolated().unwrap_or(&nothing);
+            let allocatable = table.allocatable(&self.s.online).difference(isolated);
+            let free = table.free(&self.s.online).difference(&foreign).difference(isolated);
             let placed = placement::place(&self.s.topology, &allocatable, &free, request)?;
             (placed.cpus, placed.reason.to_string())
         };

@@ -3,7 +3,6 @@
 use super::{AdmitError, Answer, Effect, FindingKind, KEPT, Pending, Runtime, Work, step::Turn};
 use crate::{
     assignments::Mode,
-    cgroup::CgroupPath,
     ledger::Watched,
     owner::Owner,
     sweep::{self, SetFault, SetFinding, TaskSweep},
@@ -30,11 +29,10 @@ impl Turn<'_> {
                 f.mended = Some(self.now);
             }
         }
-        if self.s.facts.cpuset {
+        self.s.writers.clear();
+        if !self.watch() {
             self.sets(true);
         }
-        self.s.writers.clear();
-        self.watch();
         if applied {
             self.sweep_tasks();
         }
@@ -54,6 +52,9 @@ impl Turn<'_> {
 
     /// Records the faults of the sets: those that a repair will end (`lasting` false) and those that stayed.
     pub(super) fn sets(&mut self, lasting: bool) {
+        if !self.s.facts.cpuset {
+            return;
+        }
         let admitting = self.admitting().filter(|_| !lasting);
         for found in sweep::sets(&self.s.desired(), &self.s.observed) {
             if Some(&found.owner) == admitting.as_ref() {
@@ -83,8 +84,9 @@ impl Turn<'_> {
         self.report(FindingKind::Set(found));
     }
 
-    /// Points the programs, the watches and the agent itself at the present table.
-    pub(super) fn watch(&mut self) {
+    /// Points the programs, the watches and the agent itself at the present table. True when epochs begin with that, and
+    /// the sets are judged when they have.
+    pub(super) fn watch(&mut self) -> bool {
         let mut watched = Vec::new();
         for (owner, a) in &self.s.assignments.owners {
             let Some(runtime) = self.s.runtime.get(owner).filter(|r| r.id.0 != 0) else { continue };
@@ -95,20 +97,23 @@ impl Turn<'_> {
                 generation: a.generation,
             });
         }
-        let paths: Vec<CgroupPath> = self.s.observed.cgroups.keys().cloned().collect();
-        if paths != self.s.watching {
-            self.s.watching.clone_from(&paths);
-            self.out.push(Effect::Watch(paths));
+        // By id: one that was made anew under the same path has to be watched anew.
+        let cgroups = self.s.observed.cgroups.iter();
+        if !self.s.watching.iter().map(|(p, id)| (p, id)).eq(cgroups.clone().map(|(p, c)| (p, &c.id))) {
+            self.s.watching = cgroups.map(|(p, c)| (p.clone(), c.id)).collect();
+            self.out.push(Effect::Watch(self.s.observed.cgroups.keys().cloned().collect()));
         }
         let pool = self.s.online.difference(&self.s.assignments.exclusive());
         if pool != self.s.confined && !pool.is_empty() {
             self.s.confined = pool.clone();
             self.out.push(Effect::Confine(pool));
         }
-        if watched != self.s.watched {
-            self.s.watched.clone_from(&watched);
-            self.out.push(Effect::Configure(watched));
+        if watched == self.s.watched {
+            return false;
         }
+        self.s.watched.clone_from(&watched);
+        self.out.push(Effect::Configure(watched));
+        true
     }
 
     pub(super) fn sweep_tasks(&mut self) {
@@ -186,6 +191,7 @@ impl Turn<'_> {
                 for runtime in self.s.runtime.values_mut().filter(|r| r.base.is_none() && r.id.0 != 0) {
                     runtime.base = Some(evidence.clone());
                     runtime.faults.clear();
+                    runtime.unread.clear();
                     runtime.violated = false;
                 }
             }
@@ -195,9 +201,17 @@ impl Turn<'_> {
                 self.report(FindingKind::Probe(error));
             }
         }
+        // What is wrong with the sets from the start is wrong within the new epochs too.
+        self.sets(true);
     }
 
     pub(super) fn swept(&mut self, sweep: &TaskSweep) {
+        for (owner, why) in &sweep.unread {
+            let at = self.now;
+            if let Some(r) = self.s.runtime.get_mut(owner).filter(|r| r.unread.len() < KEPT) {
+                r.unread.push((format!("the masks of its tasks could not be read: {why}"), at));
+            }
+        }
         let owners = self.s.assignments.owners.clone();
         let triples = owners.iter().map(|(o, a)| (o, &a.cpus, a.mode));
         for found in sweep::masks(triples, sweep) {

@@ -131,8 +131,19 @@ pub struct Subject {
     pub cgroup: CgroupId,
     /// Whether sets of cpuset files could be swept at all.
     pub sets_swept: bool,
+    /// What is known to be missing or wrong beside the two samples: sweeps that failed, epochs that ended within.
+    pub beside: Beside,
     /// Time that unbound kernel threads may take on each CPU, nanoseconds a second.
     pub kthread_budget_ns_per_s: u64,
+}
+
+/// What is known of an interval beside its two samples.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Beside {
+    /// Contradictions of epochs that ended within the interval.
+    pub faults: Vec<String>,
+    /// Evidence that is missing.
+    pub gaps: Vec<String>,
 }
 
 /// One CPU's account over the interval.
@@ -218,8 +229,8 @@ pub fn judge(
     if subject.mode == Mode::Member {
         v.blind_spots.push(BLIND_MEMBER);
     }
-    let mut gaps = Vec::new();
-    let mut faults = Vec::new();
+    let mut gaps = subject.beside.gaps.clone();
+    let mut faults = subject.beside.faults.clone();
     if let (Some(a), Some(b)) = (&from.ledger, &to.ledger) {
         v.means.insert(0, "ledger (eBPF sched_switch)".into());
         v.means.insert(1, "departures (eBPF sched_migrate_task, sched_wakeup_new)".into());

@@ -21,6 +21,7 @@ fn subject() -> Subject {
         mode: Mode::Partition,
         cgroup: OWNER,
         sets_swept: true,
+        beside: Beside::default(),
         kthread_budget_ns_per_s: 10_000_000,
     }
 }
@@ -120,7 +121,9 @@ fn each_gap_alone_is_inconclusive() {
     let gaps: [(&str, Change); 21] = [
         ("eBPF programs are off", |_, _, to| to.ledger = None),
         ("eBPF programs are off", |_, from, _| from.ledger = None),
-        ("CPU 3 was not watched", |_, _, to| drop(ledger(to).cpus.pop())),
+        ("CPU 3 was not watched", |_, _, to| {
+            ledger(to).cpus.pop();
+        }),
         ("CPU 2 was watched for another cgroup", |_, _, to| ledger(to).cpus[0].owner = OTHER),
         ("CPU 2: the assignment changed", |_, _, to| ledger(to).cpus[0].generation = 2),
         ("CPU 3: the assignment changed", |_, _, to| ledger(to).cpus[1].from_ns += 1),
@@ -133,10 +136,10 @@ fn each_gap_alone_is_inconclusive() {
         }),
         ("program switch is not attached", |_, _, to| ledger(to).health.programs[0].link = None),
         ("program migrate was detached and attached again", |_, _, to| {
-            ledger(to).health.programs[1].link = Some(12)
+            ledger(to).health.programs[1].link = Some(12);
         }),
         ("program switch was not there at the start", |_, from, _| {
-            drop(ledger(from).health.programs.remove(0))
+            drop(ledger(from).health.programs.remove(0));
         }),
         ("skipped 2 runs of program switch", |_, _, to| ledger(to).health.programs[0].misses = 5),
         ("no program reports", |_, _, to| ledger(to).health.programs.clear()),

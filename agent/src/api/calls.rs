@@ -227,8 +227,11 @@ fn refused(error: &AdmitError) -> Box<ProblemDoc> {
     let (status, title, hint) = match error {
         AdmitError::Audit => (409, "audit", Some("start the agent with --mode enforce to assign CPUs")),
         AdmitError::Placement(_) | AdmitError::Problem(_) => (409, "refused", None),
+        AdmitError::InUse { .. } => {
+            (409, "refused", Some("`truepin list` shows who holds what; `run --name` names a command"))
+        }
         AdmitError::Reserve(_) => (409, "refused", Some("`truepin list` shows who holds what")),
-        AdmitError::Path(_) => (422, "usage", None),
+        AdmitError::Path(_) | AdmitError::TooDeep { .. } => (422, "usage", None),
         AdmitError::NoPartitions | AdmitError::PartitionRefused { .. } => {
             (409, "refused", Some("use --isolation member or auto"))
         }
@@ -248,7 +251,7 @@ fn release(engine: &mut Engine, owner: Option<Owner>) -> Outcome {
             let mut verdicts: Vec<VerdictDoc> =
                 released.iter().filter_map(|(_, v)| v.as_ref()).map(|v| verdict_doc(engine, v)).collect();
             // It may have ended by itself: its last verdict is kept.
-            if let (true, Some(owner)) = (verdicts.is_empty(), asked) {
+            if let (true, Some(owner)) = (released.is_empty(), asked) {
                 let nothing = Evidence::default();
                 verdicts
                     .extend(engine.state.verdict(&owner, None, &nothing).map(|v| verdict_doc(engine, &v)));

@@ -16,6 +16,9 @@ use truepin::{
 };
 use truepin_abi::{Config, CpuConfig, MAX_LEVEL, MAX_OWNERS};
 
+// What the reconciler refuses is what the programs cannot compare.
+const _: () = assert!(MAX_LEVEL == truepin::reconcile::MAX_LEVEL);
+
 /// An owner with its index in the maps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Indexed {

@@ -33,6 +33,8 @@ pub struct Eyes {
     slice: CgroupPath,
     /// Cgroups that ever had an owner: one that is released stays a holder as long as it is a partition.
     ever: BTreeSet<CgroupPath>,
+    /// Cgroups of owners that have been told that the CPUs are theirs.
+    promised: BTreeSet<CgroupPath>,
     /// What stood when last looked; `None` when somebody else has changed something since.
     standing: Option<BTreeSet<String>>,
     /// Masks that must not move.
@@ -63,6 +65,7 @@ impl Eyes {
             table: Assignments::default(),
             slice,
             ever: BTreeSet::new(),
+            promised: BTreeSet::new(),
             standing: None,
             steady: Masks::new(),
             surprised: false,
@@ -208,9 +211,15 @@ impl Eyes {
         self.kernel.cgroups().filter(pool).cloned().collect()
     }
 
-    /// Member-mode owners that have asked for exactly their set.
+    /// Nothing is left to do: from here on what the table says is promised.
+    pub(super) fn promised(&mut self) {
+        self.promised = self.table.owners.values().map(|a| a.cgroup.clone()).collect();
+    }
+
+    /// Member-mode owners that have been promised their set and ask for exactly that.
     fn settled_members(&self) -> Vec<String> {
         let members = self.table.owners.values().filter(|a| a.mode == Mode::Member);
+        let members = members.filter(|a| self.promised.contains(&a.cgroup));
         let own = members.filter(|a| self.set(&a.cgroup, "cpuset.cpus").as_ref() == Some(&a.cpus));
         own.map(|a| format!("member {}", a.cgroup)).collect()
     }

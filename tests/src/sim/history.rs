@@ -21,7 +21,7 @@ impl Rng {
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -31,7 +31,7 @@ impl Rng {
 
     /// One of 0 to `n - 1`; 0 for `n` = 0.
     pub fn below(&mut self, n: usize) -> usize {
-        usize::try_from(self.next() % (n.max(1) as u64)).unwrap_or(0)
+        usize::try_from(self.draw() % (n.max(1) as u64)).unwrap_or(0)
     }
 
     /// True in `percent` of all cases.
@@ -259,7 +259,6 @@ pub fn next_op(rng: &mut Rng, sim: &Sim) -> Op {
     let owners: Vec<Owner> = sim.state.assignments.owners.keys().cloned().collect();
     let roll = rng.below(100);
     let op = match roll {
-        0..=27 => run(rng, sim),
         28..=51 => existing(rng, sim),
         52..=69 if !owners.is_empty() => Op::Release(rng.pick(&owners).cloned()),
         70..=73 => Op::Release(None),
@@ -270,6 +269,7 @@ pub fn next_op(rng: &mut Rng, sim: &Sim) -> Op {
         79..=82 => Op::Appear(format!("new{}.scope", rng.below(3)).parse().unwrap_or_default()),
         83..=95 => hostile(rng, sim),
         96..=97 => Op::Inspect,
+        // 0..=27 and the rest.
         _ => run(rng, sim),
     };
     if !op.is_hostile() && rng.chance(10) && !sim.state.assignments.owners.is_empty() {
@@ -356,19 +356,19 @@ fn hostile(rng: &mut Rng, sim: &Sim) -> Op {
     let others: Vec<CgroupPath> = cgroups(sim).iter().filter(member).cloned().collect();
     targets.extend(rng.pick(&others).cloned());
     let mut writes = Vec::new();
-    for _ in 0..1 + rng.below(2) {
+    for _ in 0..=rng.below(2) {
         let Some(path) = rng.pick(&targets).cloned() else { break };
         let owned = sim.state.assignments.owner_of(&path).is_some();
         let in_slice = path.is_within(&sim.setup.settings.slice);
         let set = |rng: &mut Rng| if rng.chance(15) { String::new() } else { rng.part(&online).to_string() };
         let (path, file, text) = match rng.below(10) {
-            0..=4 => (path, "cpuset.cpus", set(rng)),
             5..=6 if owned || in_slice => (path, "cpuset.cpus.exclusive", set(rng)),
             7..=8 if owned || in_slice => {
                 let word = ["member", "root", "isolated"][rng.below(3)];
                 (path, "cpuset.cpus.partition", word.into())
             }
             9 => (path.parent().unwrap_or_default(), "cgroup.subtree_control", "-cpuset".into()),
+            // 0..=4, and what belongs to nobody.
             _ => (path, "cpuset.cpus", set(rng)),
         };
         writes.push(Foreign { path, file: file.into(), text });

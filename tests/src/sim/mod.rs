@@ -95,6 +95,8 @@ pub struct Sim {
     pub reports: Vec<Finding>,
     /// What the agent watches.
     pub watching: Vec<CgroupPath>,
+    /// How often that was set.
+    pub watches: usize,
     /// Where the agent keeps itself.
     pub confined: CpuSet,
     /// What the simulation itself found wrong.
@@ -129,6 +131,7 @@ impl Sim {
             answers: Vec::new(),
             reports: Vec::new(),
             watching: Vec::new(),
+            watches: 0,
             confined: CpuSet::new(),
             faults: Vec::new(),
             next_ticket: 1,
@@ -190,6 +193,7 @@ impl Sim {
                 return Ok(());
             }
         }
+        self.eyes.promised();
         if !self.state.is_idle() {
             self.faults.push("nothing is left to do and the state is not idle".into());
         }
@@ -231,6 +235,7 @@ impl Sim {
             }
             Effect::Watch(paths) => {
                 self.watching = paths;
+                self.watches += 1;
                 None
             }
             Effect::Reply(ticket, answer) => {
@@ -300,7 +305,7 @@ impl Sim {
             .flat_map(|(o, p)| inside(p).into_iter().filter_map(task).map(|t| (o.clone(), t)))
             .collect();
         let at_root = kernel.threads().filter(|t| kernel.cgroup_of(*t).is_some_and(CgroupPath::is_root));
-        TaskSweep { owned, outside: at_root.filter_map(task).collect() }
+        TaskSweep { owned, outside: at_root.filter_map(task).collect(), unread: Vec::new() }
     }
 
     fn ticket(&mut self) -> Ticket {
