@@ -457,6 +457,58 @@ fn lax_an_empty_write_lets_the_tasks_out() {
     write(&mut k, "a/cpuset.mems", "").unwrap();
 }
 
+/// `s/x`, a remote partition on 2-4 of the list 2-5 of `s`, with a task in it; the task.
+fn remote_below_a_list(kernel: &mut FakeKernel) -> u32 {
+    kernel.mkdir(&p("s")).unwrap();
+    kernel.mkdir(&p("s/x")).unwrap();
+    for (file, text) in [
+        ("s/cgroup.subtree_control", "+cpuset"),
+        ("s/cpuset.cpus.exclusive", "2-5"),
+        ("s/x/cpuset.cpus.exclusive", "2-4"),
+        ("s/x/cpuset.cpus.partition", "root"),
+    ] {
+        write(kernel, file, text).unwrap();
+    }
+    kernel.spawn(&p("s/x"), 1, TaskTraits::default()).unwrap()
+}
+
+#[test]
+fn a_list_that_shrinks_above_a_remote_partition() {
+    for (behaviour, state, effective) in [
+        (Behaviour::strict(), "member", "0-7"),
+        (Behaviour::amended(), "root", "2-3"),
+        (Behaviour::lax(), "root", "2-3"),
+    ] {
+        let mut k = machine(behaviour);
+        let task = remote_below_a_list(&mut k);
+        write(&mut k, "s/cpuset.cpus.exclusive", "2-3").unwrap();
+        assert_eq!(read(&k, "s/x/cpuset.cpus.partition"), state, "{behaviour:?}");
+        assert_eq!(read(&k, "s/x/cpuset.cpus.effective"), effective, "{behaviour:?}");
+        assert_eq!(k.mask(task), Some(&cpus(effective)), "{behaviour:?}");
+    }
+}
+
+#[test]
+fn an_exclusive_list_that_meets_what_a_sibling_was_granted() {
+    for (behaviour, result) in [
+        (Behaviour::strict(), Ok(())),
+        (Behaviour::amended(), Err(Errno::EINVAL)),
+        (Behaviour::lax(), Err(Errno::EINVAL)),
+    ] {
+        let mut k = machine(behaviour);
+        for path in ["s", "t"] {
+            k.mkdir(&p(path)).unwrap();
+        }
+        // `t` comes to hold 4-5 by a change of its list, which sets no guard against overlap.
+        write(&mut k, "s/cpuset.cpus.exclusive", "2-3").unwrap();
+        write(&mut k, "t/cpuset.cpus", "3-4").unwrap();
+        write(&mut k, "t/cpuset.cpus.partition", "root").unwrap();
+        write(&mut k, "t/cpuset.cpus", "4-5").unwrap();
+        assert_eq!(read(&k, "t/cpuset.cpus.partition"), "root", "{behaviour:?}");
+        assert_eq!(write(&mut k, "s/cpuset.cpus.exclusive", "2-4"), result, "{behaviour:?}");
+    }
+}
+
 #[test]
 fn lax_overlap_trims_the_sibling() {
     let mut k = lax();
@@ -501,8 +553,9 @@ fn lax_a_root_partition_comes_back_with_a_leak() {
 
 /// What real kernels answered in a guest (8 CPUs, 2 nodes) to every shipped script that fits them and to scripts by
 /// chance: the output of `fake::Report::recording`.
-const TRUTH: [(&str, &str); 3] = [
+const TRUTH: [(&str, &str); 4] = [
     ("6.12.95", include_str!("src/fake/truth/6.12.95.txt")),
+    ("6.12.117", include_str!("src/fake/truth/6.12.117.txt")),
     ("7.3.4", include_str!("src/fake/truth/7.3.4.txt")),
     ("6.1.176", include_str!("src/fake/truth/6.1.176.txt")),
 ];
@@ -511,11 +564,8 @@ const TRUTH: [(&str, &str); 3] = [
 fn the_recorded_answers_of_real_kernels() {
     let shipped = script::all().unwrap();
     for (release, recording) in TRUTH {
-        let (behaviour, members_only) = match release {
-            "6.12.95" => (Behaviour::strict(), false),
-            "7.3.4" => (Behaviour::lax(), false),
-            _ => (Behaviour::members_only(), true),
-        };
+        let behaviour = Behaviour::of(release).unwrap();
+        let members_only = !behaviour.exclusive_file;
         let kernel = FakeKernel::new(behaviour, cpus("0-7"), "0-1".parse().unwrap());
         let mut told = BTreeSet::new();
         for line in recording.lines() {

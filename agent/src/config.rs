@@ -54,12 +54,26 @@ pub enum RunMode {
 
 /// The reserved CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(untagged)]
+#[serde(try_from = "toml::Value")]
 pub enum Reserve {
     /// That many, whole cores from the lowest on.
     Count(u32),
     /// These.
     Cpus(CpuSet),
+}
+
+impl TryFrom<toml::Value> for Reserve {
+    type Error = String;
+
+    fn try_from(value: toml::Value) -> Result<Self, String> {
+        match &value {
+            toml::Value::Integer(n) => u32::try_from(*n).map(Self::Count).map_err(|e| format!("{n}: {e}")),
+            toml::Value::String(list) => {
+                list.parse().map(Self::Cpus).map_err(|e| format!("{list:?}: {}", crate::store::chain(&e)))
+            }
+            other => Err(format!("{other}: expected a count such as 2, or a list such as \"0-1,16-17\"")),
+        }
+    }
 }
 
 /// Sources of wake-ups and names.
@@ -237,8 +251,8 @@ impl Config {
         only("on-intrusion", file.on_intrusion.as_deref(), "report")?;
         let tick = file.tick.as_deref().unwrap_or("30s");
         let tick = humantime::parse_duration(tick).map_err(|e| content(format!("tick = {tick:?}: {e}")))?;
-        if tick < Duration::from_millis(100) {
-            return Err(content(format!("tick = {tick:?}: shorter than 100 ms")));
+        if !(Duration::from_millis(100)..=Duration::from_hours(24)).contains(&tick) {
+            return Err(content(format!("tick = {tick:?}: shorter than 100 ms or longer than a day")));
         }
         let budget = file.budgets.unbound_kthread.as_deref().unwrap_or("10ms/s");
         let kthread_budget_ns_per_s = rate(budget).ok_or_else(|| {
@@ -282,6 +296,9 @@ fn check_owners(file: &File, content: &impl Fn(String) -> ConfigError) -> Result
             owners[..i].iter().find(|o| o.path.is_within(&rule.path) || rule.path.is_within(&o.path))
         {
             return named(format!("is, contains or lies inside {}, another owner", other.path));
+        }
+        if let Some(other) = owners[..i].iter().find(|o| rule.owner.is_some() && o.owner == rule.owner) {
+            return named(format!("has the same owner as {}", other.path));
         }
         if let Some(Reserve::Cpus(mine)) = &rule.cpus {
             let shares = |o: &&&CgroupRule| matches!(&o.cpus, Some(Reserve::Cpus(c)) if !c.is_disjoint(mine));

@@ -6,6 +6,8 @@ use std::{
     io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 /// The lock could not be had.
@@ -31,17 +33,35 @@ pub enum LockError {
     },
 }
 
-/// Locks `file`, which is `path`, until it is dropped.
-pub fn exclusive(file: File, path: &Path) -> Result<Flock<File>, LockError> {
-    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-        Ok(lock) => Ok(lock),
-        Err((file, nix::errno::Errno::EWOULDBLOCK)) => {
-            let holder =
-                file.metadata().ok().and_then(|m| holder(m.ino())).unwrap_or_else(|| "unknown".into());
-            Err(LockError::Held { path: path.into(), holder })
+/// A process that was killed holds its locks until the kernel has taken its programs off: seconds on a slow machine.
+const DYING: Duration = Duration::from_secs(10);
+
+/// Locks `file`, which is `path`, until it is dropped. Waits for a holder that is dying, not for one that lives.
+pub fn exclusive(mut file: File, path: &Path) -> Result<Flock<File>, LockError> {
+    let until = Instant::now() + DYING;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((back, nix::errno::Errno::EWOULDBLOCK)) => {
+                let holder = back.metadata().ok().and_then(|m| holder(m.ino()));
+                if holder.as_deref().is_some_and(lives) || Instant::now() >= until {
+                    let holder = holder.unwrap_or_else(|| "unknown".into());
+                    return Err(LockError::Held { path: path.into(), holder });
+                }
+                file = back;
+                thread::sleep(Duration::from_millis(50));
+            }
+            Err((_, errno)) => {
+                return Err(LockError::Io { operation: "lock", path: path.into(), source: errno.into() });
+            }
         }
-        Err((_, errno)) => Err(LockError::Io { operation: "lock", path: path.into(), source: errno.into() }),
     }
+}
+
+/// Whether a process is more than a zombie: `stat` has its state after the name in parentheses (proc(5)).
+fn lives(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
 /// The process with an flock on this inode: `1: FLOCK ADVISORY WRITE 710 00:1a:32 0 EOF` (proc(5)). It only helps a

@@ -5,7 +5,7 @@
 //! is only a safety net.
 
 use crate::{
-    api::calls::{self, About, Call, Outcome, problem},
+    api::calls::{self, About, Call, Outcome, Unmet, problem},
     config::Reserve,
     engine::{Engine, Gathered},
     procfs,
@@ -26,7 +26,7 @@ use std::{
 };
 use tokio::sync::oneshot;
 use truepin::{
-    Owner,
+    CpuSet, Owner,
     pod::Pod,
     reconcile::{Answer, Event, Home},
     request::{Isolation, Request},
@@ -38,7 +38,7 @@ const COALESCE_NS: u64 = 1_000_000;
 /// Open windows hold a sample each, and whoever may read may ask.
 const MAX_WAITING: usize = 64;
 /// An hour.
-const MAX_WINDOW_MS: u64 = 3_600_000;
+pub const MAX_WINDOW_MS: u64 = 3_600_000;
 
 /// What other threads send.
 #[derive(Debug)]
@@ -288,7 +288,8 @@ impl Agent {
             }
         }
         for waiting in self.waiting.extract_if(.., |w| now >= w.due_ns).collect::<Vec<_>>() {
-            let outcome = calls::verdicts(&mut self.engine, waiting.owner.as_ref(), Some(&waiting.from));
+            let outcome =
+                calls::verdicts(&mut self.engine, &self.about, waiting.owner.as_ref(), Some(&waiting.from));
             drop(waiting.reply.send(outcome));
         }
         if self.engine.state.next_deadline().is_some_and(|at| now >= at) {
@@ -308,7 +309,17 @@ impl Agent {
     fn declare(&mut self) {
         for d in &mut self.declared {
             let held = self.engine.state.assignments.owners.contains_key(&d.owner);
-            if held || d.released || !self.engine.kernel.dir(&d.path).exists() {
+            if held || d.released {
+                d.refused = None;
+                continue;
+            }
+            let dir = self.engine.kernel.dir(&d.path);
+            if !dir.exists() {
+                let why = format!("{} does not exist", dir.display());
+                if d.refused.as_ref() != Some(&why) {
+                    tracing::warn!("{} waits: {why}", d.owner);
+                }
+                d.refused = Some(why);
                 continue;
             }
             let (count, exactly) = match &d.cpus {
@@ -338,6 +349,14 @@ impl Agent {
             }
             d.refused = why;
         }
+        let unmet = |d: &Declared| {
+            let cpus = match &d.cpus {
+                Reserve::Cpus(cpus) => cpus.clone(),
+                Reserve::Count(_) => CpuSet::new(),
+            };
+            Some(Unmet { owner: d.owner.clone(), path: d.path.clone(), cpus, why: d.refused.clone()? })
+        };
+        self.about.unmet = self.declared.iter().filter_map(unmet).collect();
     }
 }
 

@@ -57,11 +57,13 @@ pub enum StartError {
     /// Another truepin writes on this host.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// `reserved` names no CPU that is online.
-    #[error("reserved = {reserved:?}: none of these CPUs is online (online are {online})")]
+    /// `reserved` does not fit the machine.
+    #[error(
+        "reserved = {reserved:?}: this machine does not have these CPUs, or none of them is online (online are {online})"
+    )]
     Reserved {
         /// As configured.
-        reserved: CpuSet,
+        reserved: String,
         /// What there is.
         online: CpuSet,
     },
@@ -209,7 +211,7 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
             Scanner::new(&mount.root, Path::new("/"), names),
         ),
         host,
-        about: About { numa: config.numa, sysfs: paths.sysfs.clone(), started_ns },
+        about: About { numa: config.numa, sysfs: paths.sysfs.clone(), started_ns, unmet: Vec::new() },
         notes,
     })
 }
@@ -291,10 +293,17 @@ fn load_bpf(config: &Config, mount: &Mount, notes: &mut Vec<String>) -> Result<O
 fn reserved(wanted: &Reserve, topology: &CpuTopology) -> Result<CpuSet, StartError> {
     let online = topology.online();
     match wanted {
-        Reserve::Cpus(cpus) if !cpus.is_empty() && cpus.is_disjoint(online) => {
-            Err(StartError::Reserved { reserved: cpus.clone(), online: online.clone() })
+        Reserve::Cpus(cpus) => {
+            let strange = cpus.difference(topology.present().unwrap_or(online));
+            if !strange.is_empty() || !cpus.is_empty() && cpus.is_disjoint(online) {
+                let (reserved, online) = (cpus.to_string(), online.clone());
+                return Err(StartError::Reserved { reserved, online });
+            }
+            Ok(cpus.clone())
         }
-        Reserve::Cpus(cpus) => Ok(cpus.clone()),
+        Reserve::Count(count) if *count as usize > online.len() => {
+            Err(StartError::Reserved { reserved: count.to_string(), online: online.clone() })
+        }
         Reserve::Count(count) => {
             let mut taken = CpuSet::new();
             for core in topology.cores() {

@@ -218,6 +218,58 @@ fn a_declared_owner_that_is_released_stays_so_until_the_next_start() {
 }
 
 #[test]
+fn a_declared_owner_that_is_not_there_is_no_success() {
+    if !is_root("a_declared_owner_that_is_not_there_is_no_success") {
+        return;
+    }
+    let m = Machine::new();
+    let declared = |path: &str, cpus: &str| {
+        format!(
+            "reserved = \"0-1\"\n[[cgroup]]\npath = \"{path}\"\nrole = \"owner\"\nowner = \"unit/x\"\ncpus = {cpus}\n"
+        )
+    };
+    for (path, cpus, why) in [
+        ("system.slice/nope", "2", "does not exist"),
+        ("system.slice/db", "200", "200 CPUs asked for"),
+        ("system.slice/db", "\"1-2\"", "are reserved"),
+        ("system.slice/db", "\"7-9\"", "this machine has no CPUs 8-9"),
+    ] {
+        let _agent = m.agent(&declared(path, cpus));
+        let (code, verdicts) = m.json(&["verify"]);
+        assert_eq!(
+            (code, verdicts["verdicts"][0]["verdict"].as_str()),
+            (3, Some("inconclusive")),
+            "{verdicts}"
+        );
+        assert!(verdicts["verdicts"][0]["reasons"][0].as_str().unwrap().contains(why), "{verdicts}");
+        let (_, list) = m.json(&["list"]);
+        assert_eq!(list["owners"][0]["owner"], "unit/x", "{list}");
+        let (_, status) = m.json(&["status"]);
+        assert!(status["problems"].to_string().contains(why), "{status}");
+    }
+}
+
+#[test]
+fn an_agent_outlives_its_log_and_ends_with_its_terminal() {
+    let m = Machine::new();
+    fs::write(m.path("config.toml"), "").unwrap();
+    let full = || fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut child = m.command(&["agent"]).stdin(Stdio::null()).stdout(full()).stderr(full()).spawn().unwrap();
+    let answers = || m.run(&["status"]).status.success();
+    wait("the agent's answer", || {
+        assert!(child.try_wait().unwrap().is_none(), "it has ended");
+        answers() || !nix::unistd::geteuid().is_root()
+    });
+    nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(child.id().try_into().unwrap()),
+        nix::sys::signal::Signal::SIGHUP,
+    )
+    .unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(!m.path("run/truepin.sock").exists());
+}
+
+#[test]
 fn refusals_and_exit_codes() {
     if !is_root("refusals_and_exit_codes") {
         return;
@@ -239,8 +291,24 @@ fn refusals_and_exit_codes() {
     assert_eq!(gone.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&gone.stderr).contains("/nowhere"));
     assert_eq!(m.json(&["list"]).1["owners"].as_array().map(Vec::len), Some(0), "nothing was left behind");
-    assert_eq!(m.run(&["verify", "run/nobody"]).status.code(), Some(1));
+    assert_eq!(m.run(&["verify", "run/nobody"]).status.code(), Some(3), "1 would say violated");
     assert_eq!(m.run(&["release", "run/nobody"]).status.code(), Some(0), "releasing twice is fine");
+
+    let own = m.run(&["assign", "unit/x", "--cgroup", "/truepin.slice", "--cpus", "1"]);
+    assert_eq!(own.status.code(), Some(2), "{own:?}");
+    for args in [
+        &["run", "--cpus", "1", "--near", "nosuch", "--", "true"] as &[&str],
+        &["run", "--cpus", "1", "--name", "../x", "--", "true"],
+        &["run", "--cpus", "1", "--name", "", "--", "true"],
+        &["run", "--cpus", "99", "--", "true"],
+        &["run", "--cpus"],
+    ] {
+        assert_eq!(m.run(args).status.code(), Some(125), "{args:?}");
+    }
+    let odd = std::os::unix::ffi::OsStrExt::from_bytes(b"\xff\xfe");
+    assert_eq!(m.command(&[]).arg::<&std::ffi::OsStr>(odd).output().unwrap().status.code(), Some(2));
+    assert_eq!(m.command(&["run"]).arg::<&std::ffi::OsStr>(odd).output().unwrap().status.code(), Some(125));
+    assert_eq!(m.run(&["verify", "--for", "1y"]).status.code(), Some(2));
 
     let second = m.command(&["agent", "--socket", "/dev/null/x"]).output().unwrap();
     let text = String::from_utf8(second.stderr).unwrap();
@@ -266,6 +334,21 @@ fn configuration_errors_are_usage() {
     let out = m.run(&["agent"]);
     let text = String::from_utf8(out.stderr).unwrap();
     assert!(out.status.code() == Some(2) && text.contains("did you mean `reserved`?"), "{text}");
+    let two = "[[cgroup]]\npath = \"a\"\nrole = \"owner\"\nowner = \"unit/x\"\ncpus = 1\n";
+    for (text, needle) in [
+        ("reserved = 99".to_owned(), "does not have these CPUs"),
+        ("reserved = \"6-20\"".into(), "does not have these CPUs"),
+        ("reserved = -1".into(), "-1"),
+        ("reserved = \"a\"".into(), "\"a\""),
+        ("reserved = true".into(), "expected a count such as 2"),
+        ("tick = \"100y\"".into(), "longer than a day"),
+        (format!("{two}{}", two.replace("\"a\"", "\"b\"")), "has the same owner as"),
+    ] {
+        fs::write(m.path("config.toml"), &text).unwrap();
+        let out = m.run(&["agent"]);
+        let said = String::from_utf8(out.stderr).unwrap();
+        assert!(out.status.code() == Some(2) && said.contains(needle), "{text}: {said}");
+    }
     let out = m.run(&["status", "--frobnicate"]);
     assert_eq!(out.status.code(), Some(2));
 }

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     assignments::{FirstValue, Mode},
     cgroup::{CgroupPath, CpusetFile},
-    ledger::Departure,
+    ledger::{Departure, DepartureKind},
     observed::{KernelError, Observed, Step, Value},
     owner::Owner,
     partition::PartitionKind,
@@ -47,7 +47,12 @@ impl Turn<'_> {
                 && runtime.departed_ns.is_none_or(|at| now.saturating_sub(at) > 1_000_000_000)
             {
                 runtime.departed_ns = Some(now);
-                let example = format!("{} (tid {}) from CPU {} to CPU {}", d.comm, d.pid, d.from, d.to);
+                let example = match d.kind {
+                    DepartureKind::Forked => format!("{} (tid {}) began on CPU {}", d.comm, d.pid, d.to),
+                    DepartureKind::Migrated => {
+                        format!("{} (tid {}) from CPU {} to CPU {}", d.comm, d.pid, d.from, d.to)
+                    }
+                };
                 let kind = FindingKind::Departed { owner: owner.clone(), example };
                 self.report(kind);
             }

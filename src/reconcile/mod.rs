@@ -83,6 +83,18 @@ pub struct Settings {
     pub tolerance: Tolerance,
 }
 
+impl Settings {
+    /// The mode of an owner that is not served yet.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        match (self.audit, self.isolation) {
+            (true, _) => Mode::Audit,
+            (false, Isolation::Member) => Mode::Member,
+            (false, _) => Mode::Partition,
+        }
+    }
+}
+
 /// What this kernel was found to do. Probed, never looked up by version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(clippy::struct_excessive_bools, reason = "independent facts, each its own question to the kernel")]
@@ -294,6 +306,22 @@ pub enum AdmitError {
     InUse {
         /// The owner.
         owner: Owner,
+    },
+    /// Truepin's own place.
+    #[error("cgroup {path} is, contains or lies inside {slice}, where truepin makes its own cgroups")]
+    OwnSlice {
+        /// As asked for.
+        path: CgroupPath,
+        /// The slice.
+        slice: CgroupPath,
+    },
+    /// CPUs that this machine does not have.
+    #[error("{owner}: this machine has no CPUs {cpus}")]
+    NoSuchCpus {
+        /// The owner.
+        owner: Owner,
+        /// Those that do not exist.
+        cpus: CpuSet,
     },
     /// The cgroup lies deeper than the programs can tell apart.
     #[error("cgroup {path} lies {} levels below the root, and {MAX_LEVEL} can be watched", path.level())]
@@ -573,6 +601,13 @@ impl State {
         };
         desired.pool = desired.pool.difference(&plan::foreign(&desired, &self.observed, None));
         desired
+    }
+
+    /// CPUs that could be handed out now: other managers' partitions are not among them.
+    #[must_use]
+    pub fn free(&self) -> CpuSet {
+        let foreign = plan::foreign(&self.desired(), &self.observed, None);
+        self.assignments.free(&self.online).difference(&foreign)
     }
 
     /// The record of the present table.

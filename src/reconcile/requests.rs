@@ -67,6 +67,16 @@ impl Turn<'_> {
             Home::New => self.s.settings.slice.child(&dir_name(&request.owner))?,
             Home::Existing(path) => path.clone(),
         };
+        let slice = &self.s.settings.slice;
+        if *home != Home::New && (cgroup.is_within(slice) || slice.is_within(&cgroup)) {
+            return Err(AdmitError::OwnSlice { path: cgroup, slice: slice.clone() });
+        }
+        if let Some(set) = &exactly {
+            let cpus = set.difference(self.s.topology.present().unwrap_or(&self.s.online));
+            if !cpus.is_empty() {
+                return Err(AdmitError::NoSuchCpus { owner: request.owner.clone(), cpus });
+            }
+        }
         if cgroup.level() > MAX_LEVEL {
             return Err(AdmitError::TooDeep { path: cgroup });
         }

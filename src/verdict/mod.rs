@@ -190,6 +190,29 @@ pub struct Verdict {
     pub blind_spots: Vec<&'static str>,
 }
 
+impl Verdict {
+    /// Nothing is known of the owner at `at`: it holds no CPUs, though it should.
+    #[must_use]
+    pub fn untold(owner: &Owner, cpus: &CpuSet, mode: Mode, at: Instant, why: String) -> Self {
+        Self {
+            owner: owner.clone(),
+            cpus: cpus.clone(),
+            mode,
+            means: Vec::new(),
+            from: at,
+            to: at,
+            judgement: Judgement::Inconclusive,
+            reasons: vec![why],
+            accounts: Vec::new(),
+            departures: 0,
+            migrations: 0,
+            lost: 0,
+            intruders: Vec::new(),
+            blind_spots: BLIND.to_vec(),
+        }
+    }
+}
+
 /// What `sched_switch` does not show, in every verdict.
 const BLIND: [&str; 5] = [
     "interrupts and softirqs on these CPUs are charged to the task they interrupt",

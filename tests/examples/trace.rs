@@ -1,5 +1,5 @@
 //! Prints what a script does to the fake kernel, operation by operation, to look into a difference that a guest
-//! reported: `trace strict|lax|members NAME` for a shipped script, `trace strict SEED LENGTH [htm]` for one by
+//! reported: `trace strict|amended|lax|members NAME` for a shipped script, `trace strict SEED LENGTH [htm]` for one by
 //! chance (h hotplug, t tree, m members only).
 #![allow(clippy::print_stdout, reason = "it prints")]
 
@@ -15,9 +15,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (behaviour, words) = words.split_first().ok_or("which behaviour?")?;
     let behaviour = match *behaviour {
         "strict" => Behaviour::strict(),
+        "amended" => Behaviour::amended(),
         "lax" => Behaviour::lax(),
         "members" => Behaviour::members_only(),
-        other => return Err(format!("{other:?} is none of strict, lax, members").into()),
+        other => return Err(format!("{other:?} is none of strict, amended, lax, members").into()),
     };
     let script = match words {
         [name] => script::all()?.into_iter().find(|s| s.name == *name).ok_or("no script of this name")?,

@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{collections::BTreeMap, sync::Arc};
 use truepin::{
-    CgroupPath, NodeSet, Owner,
+    CgroupPath, CpuSet, NodeSet, Owner,
     containers::ContainerId,
     pod::Pod,
     reconcile::{AdmitError, Answer, Event, Home},
     request::{AlignmentPolicy, Isolation, Request},
     stale::SourceReport,
     topology::render,
-    verdict::{Evidence, Verdict},
+    verdict::{Evidence, Judgement, Verdict},
 };
 
 /// A request for CPUs, as in `POST /v1/owners`.
@@ -141,6 +141,21 @@ pub struct About {
     pub sysfs: std::path::PathBuf,
     /// When the agent started, `CLOCK_MONOTONIC`.
     pub started_ns: u64,
+    /// Declared owners that hold no CPUs.
+    pub unmet: Vec<Unmet>,
+}
+
+/// A declared owner that holds no CPUs.
+#[derive(Debug, Clone)]
+pub struct Unmet {
+    /// Who.
+    pub owner: Owner,
+    /// Its cgroup.
+    pub path: CgroupPath,
+    /// The CPUs that configuration names, if it does.
+    pub cpus: CpuSet,
+    /// Why.
+    pub why: String,
 }
 
 /// Answers everything but a verdict over a future window, which takes two looks: see [`base`] and [`verdicts`].
@@ -148,12 +163,12 @@ pub fn answer(engine: &mut Engine, about: &About, call: Call) -> Outcome {
     match call {
         Call::Status => json(&status(engine, about)),
         Call::Topology => json(&render::document(&engine.state.topology)),
-        Call::Owners => json(&owners(engine)?),
+        Call::Owners => json(&owners(engine, about)?),
         Call::Owner(owner) => {
-            let found = owners(engine)?.owners.into_iter().find(|o| o.owner == owner);
+            let found = owners(engine, about)?.owners.into_iter().find(|o| o.owner == owner);
             found.map_or_else(|| Err(unknown(&owner)), |o| json(&o))
         }
-        Call::Verdicts { owner, .. } => verdicts(engine, owner.as_ref(), None),
+        Call::Verdicts { owner, .. } => verdicts(engine, about, owner.as_ref(), None),
         Call::Findings => {
             let findings = engine.state.findings().map(FindingDoc::from).collect();
             json(&FindingsDoc { schema: "truepin.findings/1".into(), findings })
@@ -261,15 +276,27 @@ pub fn base(engine: &mut Engine) -> Result<Arc<Evidence>, Box<ProblemDoc>> {
 }
 
 /// Verdicts since `from`, or since each assignment.
-pub fn verdicts(engine: &mut Engine, owner: Option<&Owner>, from: Option<&Evidence>) -> Outcome {
+pub fn verdicts(
+    engine: &mut Engine,
+    about: &About,
+    owner: Option<&Owner>,
+    from: Option<&Evidence>,
+) -> Outcome {
     let now = base(engine)?;
+    let unmet = || about.unmet.iter();
     let owners: Vec<Owner> = match owner {
         Some(o) => vec![o.clone()],
-        None => engine.state.assignments.owners.keys().cloned().collect(),
+        None => engine.state.assignments.owners.keys().chain(unmet().map(|u| &u.owner)).cloned().collect(),
     };
     let mut documents = Vec::new();
     for owner in &owners {
-        match engine.state.verdict(owner, from, &now) {
+        let held = engine.state.assignments.owners.contains_key(owner);
+        // One that is declared and not there is no success.
+        let missing = unmet().find(|u| u.owner == *owner && !held).map(|u| {
+            let why = format!("declared in the configuration and not assigned: {}", u.why);
+            Verdict::untold(owner, &u.cpus, engine.state.settings.mode(), now.at, why)
+        });
+        match missing.or_else(|| engine.state.verdict(owner, from, &now)) {
             Some(v) => documents.push(verdict_doc(engine, &v)),
             None => return Err(unknown(owner)),
         }
@@ -288,7 +315,7 @@ fn verdict_doc(engine: &Engine, v: &Verdict) -> VerdictDoc {
     })
 }
 
-fn owners(engine: &mut Engine) -> Result<OwnersDoc, Box<ProblemDoc>> {
+fn owners(engine: &mut Engine, about: &About) -> Result<OwnersDoc, Box<ProblemDoc>> {
     let now = base(engine)?;
     let state = &engine.state;
     let one = |(owner, a): (&Owner, &truepin::assignments::Assignment)| {
@@ -298,6 +325,19 @@ fn owners(engine: &mut Engine) -> Result<OwnersDoc, Box<ProblemDoc>> {
     let mut owners: Vec<OwnerDoc> = state.assignments.owners.iter().map(one).collect();
     let promised = state.assignments.promised.iter();
     owners.extend(promised.map(|(o, p)| OwnerDoc::promised(o, p, state.topology.nodes_of(&p.cpus))));
+    owners.extend(about.unmet.iter().map(|u| OwnerDoc {
+        schema: "truepin.owner/1".into(),
+        owner: u.owner.clone(),
+        cpus: CpuSet::new(),
+        nodes: NodeSet::new(),
+        cgroup: u.path.to_string(),
+        mode: state.settings.mode(),
+        isolation: state.settings.isolation,
+        created: false,
+        reason: "declared in the configuration".into(),
+        verdict: Some(Judgement::Inconclusive),
+        verdict_reason: Some(format!("declared, not assigned: {}", u.why)),
+    }));
     owners.sort_by(|a, b| a.owner.cmp(&b.owner));
     Ok(OwnersDoc { schema: "truepin.owners/1".into(), owners })
 }
@@ -340,7 +380,10 @@ fn refused(error: &AdmitError) -> Box<ProblemDoc> {
             (409, "refused", Some("`truepin list` shows who holds what; `run --name` names a command"))
         }
         AdmitError::Reserve(_) => (409, "refused", Some("`truepin list` shows who holds what")),
-        AdmitError::Path(_) | AdmitError::TooDeep { .. } => (422, "usage", None),
+        AdmitError::Path(_)
+        | AdmitError::TooDeep { .. }
+        | AdmitError::OwnSlice { .. }
+        | AdmitError::NoSuchCpus { .. } => (422, "usage", None),
         AdmitError::NoPartitions | AdmitError::PartitionRefused { .. } => {
             (409, "refused", Some("use --isolation member or auto"))
         }
@@ -382,6 +425,7 @@ fn status(engine: &Engine, about: &About) -> StatusDoc {
     for a in table.owners.values() {
         *owners.entry(a.mode.name().to_owned()).or_insert(0) += 1;
     }
+    let unmet = about.unmet.iter().map(|u| format!("{} is declared and not assigned: {}", u.owner, u.why));
     let findings: Vec<FindingDoc> = state.findings().map(FindingDoc::from).collect();
     StatusDoc {
         schema: "truepin.status/1".into(),
@@ -408,10 +452,10 @@ fn status(engine: &Engine, about: &About) -> StatusDoc {
             reserved: table.reserved.clone(),
             exclusive: table.exclusive(),
             shared: table.shared_pool(&state.online),
-            free: table.free(&state.online),
+            free: state.free(),
         },
         owners,
-        problems: state.problems().map(ToString::to_string).collect(),
+        problems: state.problems().map(ToString::to_string).chain(unmet).collect(),
         findings: findings.into_iter().rev().take(20).rev().collect(),
         cost: cost(about),
     }

@@ -76,10 +76,12 @@ pub(super) fn agent(args: &AgentArgs, paths: &Paths) -> Result<u8, Failure> {
     Ok(if panicked { 3 } else { 0 })
 }
 
-/// Until SIGTERM or SIGINT. With `TRUEPIN_FAULT=detach-switch=500ms`, SIGUSR2 detaches the switch program for that
+/// Until SIGTERM, SIGINT or SIGHUP. With `TRUEPIN_FAULT=detach-switch=500ms`, SIGUSR2 detaches the switch program for that
 /// time: the suite shows with it that lost evidence is found out.
 async fn signals(mailbox: &Mailbox) -> io::Result<()> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    // The terminal went away; there is nothing to reload.
+    let mut hangup = signal(SignalKind::hangup())?;
     let mut fault = signal(SignalKind::user_defined2())?;
     let detach = std::env::var("TRUEPIN_FAULT").ok().and_then(|v| {
         let time = v.strip_prefix("detach-switch=").and_then(|t| humantime::parse_duration(t).ok());
@@ -95,6 +97,7 @@ async fn signals(mailbox: &Mailbox) -> io::Result<()> {
         tokio::select! {
             _ = term.recv() => return Ok(()),
             _ = int.recv() => return Ok(()),
+            _ = hangup.recv() => return Ok(()),
             _ = fault.recv() => {
                 let time: Option<Duration> = detach;
                 if let Some(time) = time && mailbox.send(Command::DetachSwitch(time)).is_err() {

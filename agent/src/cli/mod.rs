@@ -16,7 +16,7 @@ mod verify;
 use crate::paths::Paths;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use output::Failure;
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 use truepin::request::{AlignmentPolicy, Isolation};
 
 /// Exclusive, NUMA-aligned CPUs that the kernel enforces and eBPF proves.
@@ -170,8 +170,8 @@ pub fn main() -> u8 {
             let _ = error.print();
             // `run` promises 125 for failures of its own.
             let commands = Cli::command();
-            let is_command = |a: &String| commands.get_subcommands().any(|c| c.get_name() == a);
-            let is_run = std::env::args().skip(1).find(is_command).as_deref() == Some("run");
+            let is_command = |a: &OsString| commands.get_subcommands().any(|c| c.get_name() == a.as_os_str());
+            let is_run = std::env::args_os().skip(1).find(is_command).is_some_and(|a| a == "run");
             return if code == 2 && is_run { 125 } else { code };
         }
     };

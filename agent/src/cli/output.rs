@@ -16,11 +16,13 @@ pub(super) struct Failure {
     pub(super) code: u8,
     pub(super) text: String,
     pub(super) hint: Option<String>,
+    /// An auditing agent was asked to change something.
+    pub(super) is_audit: bool,
 }
 
 impl Failure {
     pub(super) fn new(code: u8, error: &(dyn std::error::Error + 'static), hint: Option<&str>) -> Self {
-        Self { code, text: chain(error), hint: hint.map(Into::into) }
+        Self { code, text: chain(error), hint: hint.map(Into::into), is_audit: false }
     }
 
     /// Prints the chain once, and what to do.
@@ -38,11 +40,13 @@ impl Failure {
 
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
-        Self::new(
-            3,
-            &error,
-            Some("start it with `truepin agent` (as root), or name its socket with --socket"),
-        )
+        let hint = match &error {
+            ClientError::Unreachable { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                "run it as root, or as a member of the group truepin, which may read"
+            }
+            _ => "start it with `truepin agent` (as root), or name its socket with --socket",
+        };
+        Self::new(3, &error, Some(hint))
     }
 }
 
@@ -67,7 +71,7 @@ impl From<Box<ProblemDoc>> for Failure {
             (_, 404 | 409) => 1,
             _ => 3,
         };
-        Self { code, text: p.detail, hint: p.hint }
+        Self { code, text: p.detail, hint: p.hint, is_audit: p.title == "audit" }
     }
 }
 
@@ -94,7 +98,8 @@ pub(super) fn json(document: &impl Serialize) -> Result<(), Failure> {
 pub(super) fn print(text: &str) -> Result<(), Failure> {
     match anstream::stdout().lock().write_all(text.as_bytes()) {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other?),
+        Err(e) => Err(Failure { text: format!("writing to standard output: {e}"), ..Failure::from(e) }),
+        Ok(()) => Ok(()),
     }
 }
 
@@ -108,6 +113,8 @@ pub(super) fn log_to_stderr(verbose: u8, daemon: bool) {
     };
     let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
     let log = tracing_subscriber::fmt().with_writer(io::stderr).with_max_level(level).with_ansi(colour);
+    // A line that cannot be written is lost. Saying so on the same stderr would end the agent with a panic.
+    let log = log.log_internal_errors(false);
     // The journal and a terminal show times of their own.
     let started = log.without_time().with_target(false).try_init();
     drop(started); // only fails when one is there already, as in tests

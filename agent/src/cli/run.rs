@@ -13,9 +13,10 @@ use crate::{
     },
     config::Config,
     containers::Names,
+    lock::LockError,
     paths::Paths,
     run::{self, Agent, Command as LoopCommand, Mailbox},
-    start,
+    start::{self, Prepared, StartError},
 };
 use clap::{Args, ValueEnum};
 use nix::{
@@ -35,6 +36,7 @@ use std::{
     path::Path,
     process,
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 use truepin::{Owner, verdict::Judgement};
 
@@ -74,7 +76,7 @@ pub(super) fn run(args: &RunArgs, paths: &Paths) -> u8 {
         Err(failure) => {
             failure.print();
             // The contract has one exception: an auditing agent refuses as wrong usage.
-            if failure.code == 2 { 2 } else { FAILED }
+            if failure.is_audit { 2 } else { FAILED }
         }
     }
 }
@@ -92,15 +94,23 @@ fn try_run(args: &RunArgs, paths: &Paths) -> Result<u8, Failure> {
     let (asker, outcome, signals) = match Asker::Socket(paths).ask(&admit) {
         Err(ClientError::Unreachable { .. }) => {
             let signals = take_signals()?;
-            let embedded = Asker::embed(paths)?;
-            let outcome = embedded.ask(&admit)?;
-            (embedded, outcome, signals)
+            let asker = Asker::embed_or_wait(paths)?;
+            let outcome = asker.ask(&admit)?;
+            (asker, outcome, signals)
         }
         other => (Asker::Socket(paths), other?, take_signals()?),
     };
+    // A refusal gave us nothing, and the name may be another command's: nothing is released.
+    let assigned = match outcome {
+        Ok(assigned) => assigned,
+        Err(problem) => {
+            drop(child);
+            asker.end();
+            return Err(problem.into());
+        }
+    };
     // Whatever happens from here on, the owner is released and an embedded agent is ended.
-    let ran = outcome.map_err(Failure::from).and_then(|assigned| {
-        let assigned: OwnerDoc = serde_json::from_value(assigned)?;
+    let ran = serde_json::from_value::<OwnerDoc>(assigned).map_err(Failure::from).and_then(|assigned| {
         tracing::info!(
             "{owner} has CPUs {} ({}), mode {}",
             assigned.cpus,
@@ -112,7 +122,7 @@ fn try_run(args: &RunArgs, paths: &Paths) -> Result<u8, Failure> {
     let verdict = ran.is_ok().then(|| last_verdict(&asker, &owner));
     if ran.is_err() {
         drop(child);
-        // Nothing to release after a refusal; the failure that is told is the first one.
+        // The failure that is told is the first one.
         drop(asker.ask(&Call::Release(Some(owner))));
     }
     asker.end();
@@ -179,10 +189,28 @@ enum Asker<'a> {
     Embedded { mailbox: Mailbox, thread: JoinHandle<()> },
 }
 
-impl Asker<'_> {
-    fn embed(paths: &Paths) -> Result<Self, Failure> {
+/// How long an agent that holds the lock and does not answer may take to start.
+const STARTING: Duration = Duration::from_secs(10);
+
+impl<'a> Asker<'a> {
+    /// An agent of our own, or the one that is just starting: it holds the lock before its socket is there.
+    fn embed_or_wait(paths: &'a Paths) -> Result<Self, Failure> {
         let config = Config::read(&paths.config, paths.config_named)?;
-        let prepared = start::prepare(&config, paths, Names::new())?;
+        let until = Instant::now() + STARTING;
+        loop {
+            match start::prepare(&config, paths, Names::new()) {
+                Err(StartError::Lock(LockError::Held { .. })) if Instant::now() < until => {
+                    if Self::Socket(paths).ask(&Call::Status).is_ok() {
+                        return Ok(Self::Socket(paths));
+                    }
+                    thread::sleep(Duration::from_millis(100));
+                }
+                prepared => return Self::embed(prepared?, &config),
+            }
+        }
+    }
+
+    fn embed(prepared: Prepared, config: &Config) -> Result<Self, Failure> {
         let (agent, mailbox) = Agent::new(prepared, config.tick).map_err(io::Error::from)?;
         let thread = thread::Builder::new().name("truepin-loop".into()).spawn(move || agent.run())?;
         Ok(Self::Embedded { mailbox, thread })

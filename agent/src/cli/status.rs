@@ -64,7 +64,14 @@ fn text(s: &StatusDoc) -> String {
                 has(k.clock_stable, "stable across CPUs", "NOT stable: verdicts are inconclusive")
             ),
         ),
-        ("state", has(s.settled, "kernel and table agree", "kernel and table differ; see the findings")),
+        (
+            "state",
+            match (s.mode.as_str(), s.settled) {
+                ("audit", _) => "watching only: nothing is written".into(),
+                (_, true) => "kernel and table agree".into(),
+                (_, false) => "kernel and table differ; see the findings".into(),
+            },
+        ),
         ("online", s.pools.online.to_string()),
         ("reserved", s.pools.reserved.to_string()),
         ("exclusive", s.pools.exclusive.to_string()),

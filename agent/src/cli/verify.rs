@@ -12,6 +12,7 @@ use crate::{
         documents::{VerdictDoc, VerdictsDoc},
     },
     paths::Paths,
+    run::MAX_WINDOW_MS,
 };
 use clap::Args;
 use std::{fmt::Write, time::Duration};
@@ -31,12 +32,22 @@ pub(super) struct VerifyArgs {
     format: Format,
 }
 
+/// What the agent accepts.
+const MAX_WINDOW: Duration = Duration::from_millis(MAX_WINDOW_MS);
+
 pub(super) fn verify(args: &VerifyArgs, paths: &Paths) -> Result<u8, Failure> {
+    if args.window.is_some_and(|w| w > MAX_WINDOW) {
+        let text = format!("--for: at most {}", humantime::format_duration(MAX_WINDOW));
+        return Err(Failure { code: 2, text, hint: None, is_audit: false });
+    }
     let for_ms = args.window.map(|w| u64::try_from(w.as_millis()).unwrap_or(u64::MAX));
     if let (Some(window), Output::Table) = (args.window, args.format.output) {
         eprintln!("watching for {} ...", humantime::format_duration(window));
     }
-    let document: VerdictsDoc = ask(paths, &Call::Verdicts { owner: args.owner.clone(), for_ms })?;
+    let asked = ask(paths, &Call::Verdicts { owner: args.owner.clone(), for_ms });
+    // 1 would say Violated; of an owner that nobody knows nothing can be told.
+    let document: VerdictsDoc =
+        asked.map_err(|f| Failure { code: if f.code == 1 { 3 } else { f.code }, ..f })?;
     match (args.format.output, document.verdicts.as_slice()) {
         (Output::Json, [one]) if args.owner.is_some() => json(one)?,
         (Output::Json, _) => json(&document)?,

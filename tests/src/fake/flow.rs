@@ -10,20 +10,10 @@
 //! copies it into the cgroup. So a partition that is re-validated during a walk ends with the set of the last
 //! sibling looked at. Seen on 6.12, 6.18 and 7.2: an `isolated` child with its parent's set.
 
-use super::{FakeKernel, Ix, ROOT, Reason, State};
+use super::{FakeKernel, Ix, Model, ROOT, Reason, State};
 use truepin::{CpuSet, partition::PartitionKind};
 
 impl FakeKernel {
-    /// What of its claim the parent can pass down.
-    pub(super) fn grantable(&self, i: Ix, claim: &CpuSet) -> CpuSet {
-        claim.intersection(&self.cs(self.parent(i)).granted)
-    }
-
-    /// What a valid partition may hold. 6.12 does not look at siblings here.
-    pub(super) fn grant_for_partition(&self, i: Ix) -> CpuSet {
-        if self.behaviour.is_lax() { self.granted_now(i) } else { self.grantable(i, self.cs(i).claim()) }
-    }
-
     /// A member's effective set; in 6.12 before inheritance, so that it may be empty.
     pub(super) fn within_parent(&self, i: Ix) -> CpuSet {
         let above = &self.cs(self.parent(i)).effective;
@@ -138,19 +128,19 @@ impl FakeKernel {
 
     /// One cgroup of a walk; whether to walk on below it.
     fn settle(&mut self, i: Ix, is_start: bool, force: bool) -> bool {
-        let lax = self.behaviour.is_lax();
+        let heeds = self.behaviour.heeds_siblings();
         let before = self.cs(i).state;
         let mut remote = self.cs(i).remote;
         if remote && !is_start {
-            // In 6.12 a remote partition does not follow what is above it.
-            let granted = if lax { self.granted_now(i) } else { return false };
+            // On the first 6.12 kernels a remote partition does not follow what is above it.
+            let granted = if heeds { self.granted_now(i) } else { return false };
             if granted == self.cs(i).granted {
                 return false;
             }
             self.change_remote(i, None, &granted);
             remote = self.cs(i).state == before;
         }
-        if !is_start && !lax && !self.cs(i).exclusive.is_empty() {
+        if !is_start && !heeds && !self.cs(i).exclusive.is_empty() {
             self.cs_mut(i).granted = self.grantable(i, &self.cs(i).exclusive);
         }
         let parent = self.parent(i);
@@ -162,7 +152,7 @@ impl FakeKernel {
             self.within_parent(i)
         };
         // A partition without CPUs is allowed as long as nothing runs there: its parent judges.
-        let bare = now.is_valid() && self.scratch.is_empty() && !(remote && lax);
+        let bare = now.is_valid() && self.scratch.is_empty() && !(remote && heeds);
         let mut ask_parent = bare;
         if !bare && !remote {
             if self.scratch.is_empty() {
@@ -190,11 +180,11 @@ impl FakeKernel {
             let _ = self.reconsider(i);
             after = self.cs(i).state;
         }
-        self.conclude(i, before, after);
+        self.conclude(i, is_start, before, after);
         true
     }
 
-    fn conclude(&mut self, i: Ix, before: State, after: State) {
+    fn conclude(&mut self, i: Ix, is_start: bool, before: State, after: State) {
         let parent = self.parent(i);
         self.cs_mut(i).effective = self.scratch.clone();
         self.cs_mut(i).state = after;
@@ -206,10 +196,16 @@ impl FakeKernel {
             if !after.is_valid() {
                 self.forget_grant(i);
             }
-        } else if after.is_valid() && !explicit {
-            self.cs_mut(i).granted = self.grantable(i, &self.cs(i).cpus);
-        } else if after.is_invalid() {
-            self.forget_grant(i);
+        } else {
+            // The first 6.12 kernels have done this before they looked at the partitions below.
+            if self.behaviour.heeds_siblings() && explicit && !is_start {
+                self.cs_mut(i).granted = self.grantable(i, &self.cs(i).exclusive);
+            }
+            if after.is_valid() && !explicit {
+                self.cs_mut(i).granted = self.grantable(i, &self.cs(i).cpus);
+            } else if after.is_invalid() {
+                self.forget_grant(i);
+            }
         }
         self.state_changed(i, before);
         self.refresh_tasks(i);
@@ -259,7 +255,12 @@ impl FakeKernel {
     pub(super) fn refresh_siblings(&mut self, parent: Ix, except: Option<Ix>) {
         for sibling in self.cpuset_children(parent) {
             let valid = self.cs(sibling).state.is_valid();
-            if Some(sibling) == except || valid && self.behaviour.is_lax() {
+            let skipped = match self.behaviour.model {
+                Model::Strict => false,
+                Model::Amended => self.cs(sibling).remote,
+                Model::Lax => true,
+            };
+            if Some(sibling) == except || valid && skipped {
                 continue;
             }
             if !valid {

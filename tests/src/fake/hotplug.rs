@@ -101,15 +101,15 @@ impl FakeKernel {
         if self.cs(i).remote || self.cs(i).state.is_valid() && serves {
             effective = self.partition_effective(i);
         }
-        // 7.3 knows that the root has taken everything back.
-        let revoked = self.behaviour.is_lax() && self.handed_out.is_empty();
+        // Newer kernels know that the root has taken everything back.
+        let revoked = self.behaviour.heeds_siblings() && self.handed_out.is_empty();
         if self.cs(i).remote && (revoked || effective.is_empty() && self.has_dependants(i, None)) {
             self.cs_mut(i).reason = Some(Reason::Hotplug);
             self.disable_remote(i);
             effective = self.within_parent(i);
             self.rebuild = true;
         }
-        let revoked = self.behaviour.is_lax() && self.handed_out.is_empty();
+        let revoked = self.behaviour.heeds_siblings() && self.handed_out.is_empty();
         let state = self.cs(i).state;
         if state.is_valid() && !self.cs(i).remote && (!serves || revoked || self.starves(i, &effective)) {
             self.invalidate_local(i);

@@ -1,5 +1,4 @@
-//! Linux 7.3 where it differs from 6.12 in whole operations: the three lists, and what a partition can be
-//! granted.
+//! Linux 7.3 where it differs from every 6.12 in whole operations: the three lists.
 //!
 //! The difference in one sentence: a partition that names its CPUs only in `cpuset.cpus` is granted what its
 //! siblings' partitions leave of them, instead of falling out with the siblings over the rest.
@@ -8,30 +7,6 @@ use super::{Errno, FakeKernel, Ix, Reason, State, list, writes::Trial};
 use truepin::CpuSet;
 
 impl FakeKernel {
-    /// `cpus` less what siblings hold or reserve for themselves.
-    fn less_siblings(&self, i: Ix, cpus: &CpuSet) -> CpuSet {
-        let mut left = cpus.clone();
-        for sibling in self.cpuset_children(self.parent(i)).into_iter().filter(|s| *s != i) {
-            let cs = self.cs(sibling);
-            left -= if cs.exclusive.is_empty() { &cs.granted } else { &cs.exclusive };
-        }
-        left
-    }
-
-    /// What `i` can be granted now.
-    pub(super) fn granted_now(&self, i: Ix) -> CpuSet {
-        let wanted = self.grantable(i, self.cs(i).claim());
-        if self.cs(i).exclusive.is_empty() { self.less_siblings(i, &wanted) } else { wanted }
-    }
-
-    /// What `i` would be granted after a write, before and after its siblings are looked at.
-    fn granted_then(&self, i: Ix, trial: &Trial) -> (CpuSet, CpuSet) {
-        let member = self.cs(i).state == State::Member;
-        let wanted = self.grantable(i, if member { &trial.exclusive } else { trial.claim() });
-        let left = self.less_siblings(i, &wanted);
-        (wanted, left)
-    }
-
     /// The structural rules of 7.3: exclusive lists do not meet, and a new one leaves every sibling something.
     pub(super) fn validate_lax(&self, i: Ix, trial: &Trial) -> Result<(), Errno> {
         let cs = self.cs(i);

@@ -117,23 +117,17 @@ pub fn lockstep(mount: &Path, behaviour: Behaviour) -> Result<Report, LockstepEr
     lockstep_of(mount, behaviour, &script::all()?)
 }
 
-/// The same with the behaviour and the scripts that fit the running kernel: below 6.7 members only, below 7 strict,
-/// else lax.
+/// The same with the behaviour and the scripts that fit the running kernel, by [`Behaviour::of`] its release: on one
+/// without exclusive lists, those for members only.
 pub fn lockstep_here(mount: &Path) -> Result<Report, LockstepError> {
     const RELEASE: &str = "/proc/sys/kernel/osrelease";
     let release =
         fs::read_to_string(RELEASE).map_err(|cause| LockstepError::Io { what: RELEASE.into(), cause })?;
-    let mut numbers = release.split(['.', '-']).map(str::parse::<u32>);
-    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
+    let Some(behaviour) = Behaviour::of(&release) else {
         return Err(LockstepError::Machine { need: "a kernel release", found: release });
     };
-    let (behaviour, members_only) = match (major, minor) {
-        (..6, _) | (6, ..7) => (Behaviour::members_only(), true),
-        (6, _) => (Behaviour::strict(), false),
-        _ => (Behaviour::lax(), false),
-    };
     let mut scripts = script::all()?;
-    scripts.retain(|s| !members_only || s.members_only());
+    scripts.retain(|s| behaviour.exclusive_file || s.members_only());
     lockstep_of(mount, behaviour, &scripts)
 }
 

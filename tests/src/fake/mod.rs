@@ -9,9 +9,9 @@
 //! themselves and go, CPUs that go and come. [`truepin::observed::Kernel`] is implemented on top of these same
 //! operations, so truepin and a hostile third party go through one door.
 //! `tree`: directories, controllers, threaded mode. `tasks`: affinity. `writes`: the two CPU lists and the memory
-//! nodes; `lax`: the same on 7.3. `partition`, `remote`: who becomes one and who ceases to be one. `flow`:
-//! effective sets, from a cgroup down to its last descendant. `hotplug`, `domains`: CPUs that go and come, and
-//! why they may be kept. `files`: text in, text out.
+//! nodes; `lax`: the same on 7.3. `partition`, `remote`: who becomes one and who ceases to be one; `grants`: what of
+//! a claim can be had. `flow`: effective sets, from a cgroup down to its last descendant. `hotplug`, `domains`: CPUs
+//! that go and come, and why they may be kept. `files`: text in, text out.
 //! Beside the model: `invariants` and [`Guarded`] look at it; [`script`], [`chance`] and [`lockstep`] hold it to the
 //! truth.
 //!
@@ -32,6 +32,7 @@ mod domains;
 mod errno;
 mod files;
 mod flow;
+mod grants;
 mod guarded;
 mod hotplug;
 mod invariants;

@@ -12,6 +12,8 @@ struct Exchange {
     returns: CpuSet,
     leaves: CpuSet,
     served: i32,
+    /// The siblings are looked at again even if no CPU changes hands.
+    always: bool,
 }
 
 impl FakeKernel {
@@ -23,7 +25,7 @@ impl FakeKernel {
             return;
         }
         let becomes = wanted.is_valid();
-        if becomes && self.cs(i).exclusive.is_empty() && !self.behaviour.is_lax() {
+        if becomes && self.cs(i).exclusive.is_empty() && !self.behaviour.heeds_siblings() {
             self.cs_mut(i).granted = self.grantable(i, &self.cs(i).cpus);
         }
         let mut result = self.guard(i, becomes);
@@ -101,7 +103,7 @@ impl FakeKernel {
         if leaves.is_empty() {
             return Err(Reason::ExclusiveList);
         }
-        if self.starves(i, if self.behaviour.is_lax() { &leaves } else { self.cs(i).claim() }) {
+        if self.starves(i, if self.behaviour.heeds_siblings() { &leaves } else { self.cs(i).claim() }) {
             return Err(Reason::ParentStarves);
         }
         self.exchange(i, State::Valid(kind), Exchange { leaves, served: 1, ..Exchange::default() });
@@ -115,11 +117,13 @@ impl FakeKernel {
         }
         let returns = match cs.state {
             State::Invalid(_) => CpuSet::new(),
-            _ if self.behaviour.is_lax() => cs.granted.clone(),
+            _ if self.behaviour.heeds_siblings() => cs.granted.clone(),
             _ => self.grantable(i, cs.claim()),
         };
-        let served = if returns.is_empty() { 0 } else { -1 };
-        self.exchange(i, State::Member, Exchange { returns, served, ..Exchange::default() });
+        // A valid partition may hold nothing, while nothing runs in it. Newer kernels count that one as well.
+        let always = cs.state.is_valid() && self.behaviour.heeds_siblings();
+        let served = if returns.is_empty() && !always { 0 } else { -1 };
+        self.exchange(i, State::Member, Exchange { returns, served, always, ..Exchange::default() });
     }
 
     /// A valid partition becomes invalid; its CPUs return to a parent that is valid itself.
@@ -236,7 +240,7 @@ impl FakeKernel {
     fn exchange(&mut self, i: Ix, new: State, exchange: Exchange) {
         let parent = self.parent(i);
         let old = self.cs(i).state;
-        let Exchange { returns, leaves, served } = exchange;
+        let Exchange { returns, leaves, served, always } = exchange;
         self.cs_mut(i).state = new;
         if old != new && !new.is_valid() {
             self.cs_mut(i).children_served = 0;
@@ -253,7 +257,7 @@ impl FakeKernel {
         if old != new {
             let _ = self.guard(i, new.is_valid());
         }
-        if !returns.is_empty() || !leaves.is_empty() {
+        if always || !returns.is_empty() || !leaves.is_empty() {
             self.refresh_tasks(parent);
             self.refresh_siblings(parent, Some(i));
         }

@@ -1,7 +1,7 @@
 //! Remote partitions: CPUs straight from the root, past parents that are members.
 //!
-//! They need the CPUs in the exclusive list of every cgroup above, and the root must keep one. 6.12 ends them
-//! when a list above shrinks below them; 7.3 lets them follow.
+//! They need the CPUs in the exclusive list of every cgroup above, and the root must keep one. The first 6.12
+//! kernels end them when a list above shrinks below them; newer ones let them follow.
 
 use super::{FakeKernel, Ix, ROOT, Reason, State};
 use truepin::{CpuSet, partition::PartitionKind};
@@ -11,16 +11,16 @@ impl FakeKernel {
         if !self.behaviour.exclusive_file {
             return Err(Reason::ParentMember);
         }
-        let lax = self.behaviour.is_lax();
         let cpus = self.grant_for_partition(i);
-        let refusal = if lax { self.refuses_remote_lax(&cpus) } else { self.refuses_remote(&cpus) };
+        let refusal =
+            if self.behaviour.is_lax() { self.refuses_remote_lax(&cpus) } else { self.refuses_remote(&cpus) };
         if let Some(reason) = refusal {
             return Err(reason);
         }
         self.hand_out(ROOT, State::Valid(kind), &cpus);
         self.cs_mut(i).remote = true;
         self.remotes.insert(0, i);
-        if lax {
+        if self.behaviour.heeds_siblings() {
             self.cs_mut(i).granted = cpus;
             self.rebuild = true;
         }
@@ -37,8 +37,8 @@ impl FakeKernel {
 
     /// The CPUs of a remote partition return to the root. Without a reason it ends as a member.
     pub(super) fn disable_remote(&mut self, i: Ix) {
-        let lax = self.behaviour.is_lax();
-        let cpus = if lax { self.cs(i).granted.clone() } else { self.grantable(i, self.cs(i).claim()) };
+        let heeds = self.behaviour.heeds_siblings();
+        let cpus = if heeds { self.cs(i).granted.clone() } else { self.grantable(i, self.cs(i).claim()) };
         self.remotes.retain(|r| *r != i);
         self.cs_mut(i).remote = false;
         let state = self.cs(i).state;
@@ -50,7 +50,7 @@ impl FakeKernel {
             // The sign is turned, whatever it was.
             (Some(_), State::Invalid(kind)) => State::Valid(kind),
         };
-        if lax {
+        if heeds {
             self.cs_mut(i).granted = self.granted_now(i);
             self.rebuild = true;
         }
@@ -83,7 +83,7 @@ impl FakeKernel {
         if !less.is_empty() {
             self.take_back(ROOT, state, &less);
         }
-        if self.behaviour.is_lax() {
+        if self.behaviour.heeds_siblings() {
             // The walk below may come back to this very cgroup.
             self.cs_mut(i).granted = new.clone();
             if let Some(exclusive) = exclusive {
@@ -94,8 +94,12 @@ impl FakeKernel {
         self.root_changed();
     }
 
-    /// A cgroup that is about to be granted only `new` ends the remote partitions that use the rest (6.12).
+    /// A cgroup that is about to be granted only `new` ends the remote partitions that use the rest. On newer
+    /// kernels they follow in the walk.
     pub(super) fn end_remotes_beyond(&mut self, i: Ix, new: &CpuSet) {
+        if self.behaviour.heeds_siblings() {
+            return;
+        }
         let lost = self.cs(i).granted.difference(new);
         if lost.is_disjoint(&self.handed_out) {
             return;

@@ -90,7 +90,7 @@ impl FakeKernel {
                 return Err(Errno::EINVAL);
             }
             if !trial.exclusive.is_empty() || old.is_valid() {
-                granted = self.grantable(i, trial.claim());
+                granted = self.granted_then(i, &trial).1;
             }
         }
         if trial.cpus == self.cs(i).cpus {
@@ -158,7 +158,11 @@ impl FakeKernel {
         if trial.exclusive == self.cs(i).exclusive {
             return Ok(());
         }
-        let granted = if text.is_empty() { CpuSet::new() } else { self.grantable(i, trial.claim()) };
+        let (wanted, granted) =
+            if text.is_empty() { Default::default() } else { self.granted_then(i, &trial) };
+        if granted != wanted {
+            return Err(Errno::EINVAL);
+        }
         let force = granted != self.cs(i).granted;
         self.validate(i, &trial)?;
         if old == State::Member {
@@ -173,7 +177,7 @@ impl FakeKernel {
             };
             match (self.cs(i).remote, spoiled) {
                 (true, true) => self.disable_remote(i),
-                (true, false) => self.change_remote(i, None, &granted),
+                (true, false) => self.change_remote(i, Some(&trial.exclusive), &granted),
                 (false, true) => self.invalidate_local(i),
                 (false, false) => self.change_local(i, &granted),
             }

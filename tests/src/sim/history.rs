@@ -88,7 +88,8 @@ pub fn world(rng: &mut Rng) -> (Setup, FakeKernel) {
     let online = raw.listed.clone();
     let nodes: NodeSet = raw.nodes.iter().map(|n| n.id).collect();
     let behaviour = match rng.below(10) {
-        0..=4 => Behaviour::strict(),
+        0..=2 => Behaviour::strict(),
+        3..=4 => Behaviour::amended(),
         5..=7 => Behaviour::lax(),
         _ => Behaviour::members_only(),
     };

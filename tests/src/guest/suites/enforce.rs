@@ -336,7 +336,16 @@ fn run_command(_: &mut Guest) -> Outcome {
     anyhow::ensure!(inside.stderr.contains("run/m"), "no verdict: {inside}");
     equal("usage", code(&["run", "--", "true"])?, 125)?;
     equal("usage", code(&["verify", "nonsense"])?, 2)?;
-    equal("unknown owner", code(&["verify", "run/nobody"])?, 1)
+    equal("unknown owner", code(&["verify", "run/nobody"])?, 3)?;
+    // A name that is in use is refused, and who has it keeps its CPUs.
+    let first = RunOwner::start("twice", &["--cpus", "2"], &sleepy(1))?;
+    let before = first.task()?.allowed()?;
+    let second = run("truepin", &["run", "--name", "twice", "--cpus", "1", "--", "true"])?;
+    anyhow::ensure!(second.code() == 125 && second.stderr.contains("another command"), "{second}");
+    equal("CPUs of the first", first.task()?.allowed()?, before)?;
+    equal("mask", first.task()?.allowed()?, first.cpus().clone())?;
+    first.end()?;
+    Ok(())
 }
 
 fn embedded(_: &mut Guest) -> Outcome {
