@@ -8,6 +8,7 @@
 
 use crate::{
     cgroup::{CgroupId, CgroupPath, CpusetFile},
+    checkpoint::Extra,
     cpuset::CpuSet,
     owner::Owner,
     request::Isolation,
@@ -44,6 +45,9 @@ impl Mode {
 pub struct Assignment {
     /// The exclusive set; never empty.
     pub cpus: CpuSet,
+    /// The set it was admitted with, where that was resized or repacked since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub original: Option<CpuSet>,
     /// The owner's cgroup.
     pub cgroup: CgroupPath,
     /// Whether truepin made the cgroup (and removes it).
@@ -56,6 +60,9 @@ pub struct Assignment {
     pub generation: u64,
     /// Why this set, in words.
     pub reason: String,
+    /// Fields of newer minor versions of the record.
+    #[serde(flatten)]
+    pub extra: Extra,
 }
 
 /// The table.
@@ -67,6 +74,9 @@ pub struct Assignments {
     pub strict_reserved: bool,
     /// The owners.
     pub owners: BTreeMap<Owner, Assignment>,
+    /// Fields of newer minor versions of the record.
+    #[serde(flatten)]
+    pub extra: Extra,
 }
 
 /// What `reserve` found.
@@ -221,6 +231,9 @@ pub struct FirstValue {
     pub id: CgroupId,
     /// The text of each file.
     pub files: BTreeMap<CpusetFile, String>,
+    /// Fields of newer minor versions of the record.
+    #[serde(flatten)]
+    pub extra: Extra,
 }
 
 /// First values by cgroup, put back when no owner needs the change any more.
@@ -247,6 +260,8 @@ mod tests {
             isolation: Isolation::Auto,
             generation: 1,
             reason: String::new(),
+            original: None,
+            extra: Extra::new(),
         }
     }
 

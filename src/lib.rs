@@ -1,13 +1,14 @@
 //! The pure core of truepin: values in, values out. No files, no clocks, no environment, no async.
 //!
 //! By stage of the pipeline: [`cpuset`] and [`nodeset`] (set algebra), [`topology`], [`request`], [`placement`],
-//! [`assignments`], [`checkpoint`], [`observed`] and [`partition`] (the kernel's state as read), [`plan`], [`ledger`]
+//! [`assignments`], [`containers`], [`checkpoint`], [`observed`] and [`partition`] (the kernel's state as read), [`plan`], [`ledger`]
 //! and [`sweep`] (evidence), [`verdict`], [`reconcile`] (decides).
 #![forbid(unsafe_code)]
 
 pub mod assignments;
 pub mod cgroup;
 pub mod checkpoint;
+pub mod containers;
 pub mod cpuset;
 pub mod idset;
 pub mod ledger;

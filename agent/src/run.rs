@@ -26,7 +26,7 @@ use std::{
 use tokio::sync::oneshot;
 use truepin::{
     Owner,
-    reconcile::{Answer, Event, Home},
+    reconcile::{Answer, Event, FindingKind, Home},
     request::{Isolation, Request},
     verdict::Evidence,
 };
@@ -84,6 +84,8 @@ struct Waiting {
 #[derive(Debug)]
 pub struct Agent {
     engine: Engine,
+    /// From before the first event.
+    findings: Vec<FindingKind>,
     /// Only held.
     _host: Option<Flock<File>>,
     about: About,
@@ -125,6 +127,7 @@ impl Agent {
         }
         let agent = Self {
             engine: prepared.engine,
+            findings: prepared.findings,
             _host: prepared.host,
             about: prepared.about,
             declared: prepared.declared,
@@ -142,6 +145,9 @@ impl Agent {
 
     /// Runs until [`Command::Stop`] or until every mailbox is gone. Pins stay as they are (I9).
     pub fn run(mut self) {
+        for found in std::mem::take(&mut self.findings) {
+            self.engine.drive(Event::Found(found));
+        }
         self.engine.drive(Event::Started);
         self.declare();
         self.next_tick_ns = now_ns().saturating_add(self.tick_ns);

@@ -117,6 +117,8 @@ pub enum FindingKind {
         /// The first reason.
         reason: String,
     },
+    /// The durable record, or a generation of it, was not as it should be.
+    Record(String),
     /// Said by the agent itself.
     Note(String),
 }
@@ -142,6 +144,7 @@ impl FindingKind {
             Self::Probe(_) => "probe",
             Self::NotAdmitted { .. } => "not-admitted",
             Self::Violated { .. } => "violated",
+            Self::Record(_) => "record",
             Self::Note(_) => "note",
         }
     }
@@ -205,7 +208,7 @@ impl fmt::Display for FindingKind {
             Self::Probe(what) => write!(f, "kernel evidence: {what}"),
             Self::NotAdmitted { owner, error } => write!(f, "{owner} was not admitted: {error}"),
             Self::Violated { owner, reason } => write!(f, "{owner}: violated: {reason}"),
-            Self::Note(text) => f.write_str(text),
+            Self::Record(text) | Self::Note(text) => f.write_str(text),
         }
     }
 }

@@ -10,6 +10,9 @@ pub fn step(state: &mut State, event: Event, now: Instant) -> Vec<Effect> {
     let mut t = Turn { s: state, now, out: Vec::new() };
     match event {
         Event::Started => t.look(),
+        Event::Found(kind) => {
+            t.report(kind);
+        }
         Event::Admit { ticket, request, exactly, home, pid } => {
             t.admit(ticket, &request, exactly, &home, pid);
         }

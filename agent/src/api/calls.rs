@@ -1,8 +1,8 @@
 //! Questions and answers as data, and how an engine answers them.
 
 use super::documents::{
-    CostDoc, FindingDoc, FindingsDoc, KernelDoc, OwnerDoc, OwnersDoc, PoolsDoc, ProblemDoc, ReleasedDoc,
-    StatusDoc, VerdictDoc, VerdictsDoc,
+    CostDoc, FindingDoc, FindingsDoc, KernelDoc, OwnerDoc, OwnersDoc, PoolsDoc, ProblemDoc, RecordDoc,
+    ReleasedDoc, StatusDoc, VerdictDoc, VerdictsDoc,
 };
 use crate::{engine::Engine, procfs, store::chain, sysfs};
 use serde::{Deserialize, Serialize};
@@ -301,6 +301,11 @@ fn status(engine: &Engine, about: &About) -> StatusDoc {
             shared: table.shared_pool(&state.online),
             free: table.free(&state.online),
         },
+        record: engine.store.as_ref().map(|s| RecordDoc {
+            path: s.path().display().to_string(),
+            epoch: s.epoch(),
+            quarantined: s.quarantined(),
+        }),
         owners,
         problems: state.problems().map(ToString::to_string).collect(),
         findings: findings.into_iter().rev().take(20).rev().collect(),
