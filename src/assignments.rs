@@ -8,6 +8,7 @@
 
 use crate::{
     cgroup::{CgroupId, CgroupPath, CpusetFile},
+    checkpoint::Extra,
     cpuset::CpuSet,
     owner::Owner,
     request::Isolation,
@@ -44,6 +45,9 @@ impl Mode {
 pub struct Assignment {
     /// The exclusive set; never empty.
     pub cpus: CpuSet,
+    /// The set it was admitted with, where that was resized or repacked since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub original: Option<CpuSet>,
     /// The owner's cgroup.
     pub cgroup: CgroupPath,
     /// Whether truepin made the cgroup (and removes it).
@@ -56,6 +60,9 @@ pub struct Assignment {
     pub generation: u64,
     /// Why this set, in words.
     pub reason: String,
+    /// Fields of newer minor versions of the record.
+    #[serde(flatten)]
+    pub extra: Extra,
 }
 
 /// CPUs that are an owner's before it has a cgroup, and again while its container is made anew: a pod's are decided when
@@ -75,6 +82,12 @@ pub struct Promise {
     /// It had a cgroup before.
     #[serde(default, skip_serializing_if = "is_false")]
     pub made: bool,
+    /// As [`Assignment::original`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub original: Option<CpuSet>,
+    /// Fields of newer minor versions of the record.
+    #[serde(flatten)]
+    pub extra: Extra,
 }
 
 fn is_false(value: &bool) -> bool {
@@ -93,6 +106,9 @@ pub struct Assignments {
     /// Owners that have no cgroup (yet). None is in `owners` too.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub promised: BTreeMap<Owner, Promise>,
+    /// Fields of newer minor versions of the record.
+    #[serde(flatten)]
+    pub extra: Extra,
 }
 
 /// What `reserve` found.
@@ -311,6 +327,8 @@ impl Assignments {
             isolation: p.isolation,
             generation,
             reason: p.reason,
+            original: p.original,
+            extra: p.extra,
         };
         self.owners.insert(owner.clone(), assignment);
         Ok(true)
@@ -326,6 +344,8 @@ impl Assignments {
             generation,
             reason: a.reason,
             made: true,
+            original: a.original,
+            extra: a.extra,
         };
         self.promised.insert(owner.clone(), promise);
         true
@@ -345,6 +365,9 @@ pub struct FirstValue {
     pub id: CgroupId,
     /// The text of each file.
     pub files: BTreeMap<CpusetFile, String>,
+    /// Fields of newer minor versions of the record.
+    #[serde(flatten)]
+    pub extra: Extra,
 }
 
 /// First values by cgroup, put back when no owner needs the change any more.
@@ -371,6 +394,8 @@ mod tests {
             isolation: Isolation::Auto,
             generation: 1,
             reason: String::new(),
+            original: None,
+            extra: Extra::new(),
         }
     }
 
@@ -430,6 +455,8 @@ mod tests {
             generation: 1,
             reason: String::new(),
             made: false,
+            original: None,
+            extra: Extra::new(),
         }
     }
 

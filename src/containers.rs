@@ -3,7 +3,7 @@
 //! A container id changes whenever its container is made anew, the owner does not; so the id is never a key of an
 //! assignment, and a map that is lost costs nobody any CPUs.
 
-use crate::{cgroup::CgroupId, owner::Owner};
+use crate::{cgroup::CgroupId, checkpoint::Extra, owner::Owner};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -73,6 +73,9 @@ pub struct ContainerEntry {
     /// Its cgroup, once it was seen in this boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<CgroupId>,
+    /// Fields of newer minor versions of the record.
+    #[serde(flatten)]
+    pub extra: Extra,
 }
 
 /// Containers by id.

@@ -1,7 +1,7 @@
 //! The pure core of truepin: values in, values out. No files, no clocks, no environment, no async.
 //!
 //! By stage of the pipeline: [`cpuset`] and [`nodeset`] (set algebra), [`topology`], [`request`], [`placement`],
-//! [`assignments`], [`checkpoint`], [`observed`] and [`partition`] (the kernel's state as read), [`plan`], [`ledger`]
+//! [`assignments`], [`containers`], [`checkpoint`], [`observed`] and [`partition`] (the kernel's state as read), [`plan`], [`ledger`]
 //! and [`sweep`] (evidence), [`verdict`], [`reconcile`] (decides).
 #![forbid(unsafe_code)]
 
@@ -21,6 +21,7 @@ pub mod placement;
 pub mod plan;
 pub mod pod;
 pub mod reconcile;
+pub mod refit;
 pub mod request;
 pub mod stale;
 pub mod sweep;

@@ -1,16 +1,21 @@
 //! A crash at every step of random plans, and what a restart makes of it.
 //!
 //! A history is a random machine and some things that happen on it. Each of them runs once undisturbed; then, for
-//! every `Kernel::apply` in it (before and after) and every save (before and after), once more from the same
-//! beginning with a crash there. A new agent then starts from what was durable and must bring everything in order,
-//! with I1 to I4 after every single write on the way.
+//! every `Kernel::apply` in it (before and after) and every operation of every save (write, fsync, renames, fsync of the
+//! directory; before and after), once more from the same beginning with a crash there. A new agent then starts from
+//! what was durable and must bring everything in order, with I1 to I4 after every single write on the way.
 //!
-//! `TRUEPIN_CRASH_HISTORIES` (default 1000) and `TRUEPIN_CRASH_SEED` (default 1, of the first history) choose others;
+//! Within a save the agent dies alone, and also with the power of the disk: then every rename that was not synced is
+//! there or not, independently of the others, and content that was not synced is torn. After that the agent starts
+//! once on the cgroups as they were (stricter than any machine: there, nothing may rest on what was lost), and once
+//! after a boot, on those that the machine began with.
+//!
+//! `TRUEPIN_CRASH_HISTORIES` (default 500) and `TRUEPIN_CRASH_SEED` (default 1, of the first history) choose others;
 //! a failure prints its seed, and `TRUEPIN_CRASH_HISTORIES=1 TRUEPIN_CRASH_SEED=n` runs that one alone.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails panics")]
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
     sync::{
         Mutex,
@@ -20,9 +25,9 @@ use std::{
 };
 use truepin::{CgroupPath, Owner, assignments::Assignment, observed::Step, reconcile::Answer};
 use truepin_tests::{
-    fake::{Fault, Model, mask_changes, masks},
+    fake::{FakeKernel, Fault, Model, mask_changes, masks},
     sim::{
-        DiskFault, Sim,
+        Crashed, Death as DiskDeath, DiskFault, DiskTally, Loss, Setup, Sim,
         history::{Op, Rng, next_op, world},
     },
 };
@@ -34,8 +39,7 @@ const MINUTE: u64 = 60_000_000_000;
 enum Death {
     BeforeStep(u64),
     AfterStep(u64),
-    BeforeSave(u64),
-    AfterSave(u64),
+    InSave(u64, DiskDeath),
 }
 
 #[derive(Debug, Default, Clone)]
@@ -47,6 +51,11 @@ struct Tally {
     steps: u64,
     saves: u64,
     crashes: u64,
+    /// Those within a save.
+    disk_crashes: u64,
+    /// Starts after a boot.
+    boots: u64,
+    disk: DiskTally,
     /// Steps that the restarted agents made.
     recovery_steps: u64,
     hostile: u64,
@@ -63,6 +72,12 @@ impl Tally {
         self.steps += o.steps;
         self.saves += o.saves;
         self.crashes += o.crashes;
+        self.disk_crashes += o.disk_crashes;
+        self.boots += o.boots;
+        self.disk.losses += o.disk.losses;
+        self.disk.names_lost += o.disk.names_lost;
+        self.disk.torn += o.disk.torn;
+        self.disk.previous_used += o.disk.previous_used;
         self.recovery_steps += o.recovery_steps;
         self.hostile += o.hostile;
         self.admitted += o.admitted;
@@ -74,11 +89,19 @@ impl Tally {
 struct History {
     seed: u64,
     tally: Tally,
+    /// The machine as it is after a boot.
+    booted: Option<FakeKernel>,
+    /// For losses of power, so that the history itself does not depend on them.
+    losses: Rng,
     /// Whether to keep a log: only of a history that has failed, in a second run.
     logged: bool,
 }
 
 impl History {
+    fn new(seed: u64, logged: bool) -> Self {
+        Self { seed, tally: Tally::default(), booted: None, losses: Rng::new(!seed), logged }
+    }
+
     fn fail(&self, sim: &Sim, where_: &str, wrong: &[String]) -> ! {
         let mut text = format!("seed {}, {where_}:\n", self.seed);
         for w in wrong {
@@ -92,7 +115,8 @@ impl History {
 
     fn run(&mut self) {
         let mut rng = Rng::new(self.seed);
-        let (setup, kernel) = world(&mut rng);
+        let (setup, kernel): (Setup, FakeKernel) = world(&mut rng);
+        self.booted = Some(kernel.clone());
         let mut sim = Sim::new(setup, kernel);
         sim.eyes.log = self.logged.then(Vec::new);
         self.check(&mut sim, "at the start");
@@ -109,18 +133,25 @@ impl History {
     fn event(&mut self, sim: &mut Sim, op: &Op) {
         let before = sim.clone();
         let bystanders = self.undisturbed(sim, op);
-        let (steps, saves) = (
-            sim.eyes.kernel().applies() - before.eyes.kernel().applies(),
-            sim.disk.saves() - before.disk.saves(),
-        );
+        let steps = sim.eyes.kernel().applies() - before.eyes.kernel().applies();
+        let ops = sim.disk.ops(before.disk.saves()).to_vec();
+        let saves = sim.disk.saves() - before.disk.saves();
         self.tally.events += 1;
         self.tally.plans += u64::from(steps > 0);
         self.tally.steps += steps;
         self.tally.saves += saves;
         self.tally.hostile += u64::from(op.is_hostile());
-        let deaths = (0..steps)
-            .flat_map(|n| [Death::BeforeStep(n), Death::AfterStep(n)])
-            .chain((0..saves).flat_map(|n| [Death::BeforeSave(n), Death::AfterSave(n)]));
+        let mut deaths: Vec<Death> =
+            (0..steps).flat_map(|n| [Death::BeforeStep(n), Death::AfterStep(n)]).collect();
+        for (nth, ops) in ops.into_iter().enumerate() {
+            // After one operation is before the next.
+            let before = (0..ops).map(|op| (op, false));
+            for (op, after) in before.chain(ops.checked_sub(1).map(|last| (last, true))) {
+                for loss in [Loss::Nothing, Loss::Power(self.losses.draw())] {
+                    deaths.push(Death::InSave(nth as u64, DiskDeath { op, after, loss }));
+                }
+            }
+        }
         for death in deaths {
             self.crash(&before, op, &bystanders, death);
         }
@@ -186,16 +217,20 @@ impl History {
         match death {
             Death::BeforeStep(n) => sim.eyes.others(|k| k.fault(n, Fault::CrashBefore)),
             Death::AfterStep(n) => sim.eyes.others(|k| k.fault(n, Fault::CrashAfter)),
-            Death::BeforeSave(n) => sim.disk.fault(n, DiskFault::CrashBefore),
-            Death::AfterSave(n) => sim.disk.fault(n, DiskFault::CrashAfter),
+            Death::InSave(n, death) => sim.disk.fault(n, DiskFault::Dies(death)),
         }
+        let disk = sim.disk.tally;
         if op.happen(&mut sim).is_ok() {
             self.fail(&sim, &format!("{op:?} with {death:?}"), &["did not crash".into()]);
         }
         self.tally.crashes += 1;
-        let at = sim.eyes.steps.len();
-        let durable = sim.disk.record().map(|r| r.assignments.owners.clone()).unwrap_or_default();
+        self.tally.disk_crashes += u64::from(matches!(death, Death::InSave(..)));
         let mut wrong = Vec::new();
+        let (epoch, acknowledged) = (sim.disk.record().map(|r| r.epoch), sim.disk.acknowledged());
+        if epoch < acknowledged {
+            wrong.push(format!("epoch {epoch:?} is on record, and {acknowledged:?} was acknowledged"));
+        }
+        let durable = sim.disk.record().map(|r| r.assignments.owners.clone()).unwrap_or_default();
         // What the event does not release is still on record.
         for (owner, held) in &before.state.assignments.owners {
             let released = match op {
@@ -213,6 +248,36 @@ impl History {
                 wrong.push(format!("lost from the record: {owner}"));
             }
         }
+        let what = format!("{op:?} with {death:?}");
+        if let (Death::InSave(_, DiskDeath { loss: Loss::Power(_), .. }), Some(kernel)) =
+            (death, &self.booted)
+        {
+            let mut booted = sim.clone();
+            booted.eyes.others(|k| *k = kernel.clone());
+            booted.eyes.steps.clear();
+            self.tally.boots += 1;
+            let kernel = kernel.clone();
+            self.recover(&mut booted, &durable, wrong.clone(), &format!("{what}, booted"), |s| {
+                s.reboot(kernel)
+            });
+        }
+        self.recover(&mut sim, &durable, wrong, &what, Sim::restart);
+        let now = sim.disk.tally;
+        self.tally.disk.losses += now.losses - disk.losses;
+        self.tally.disk.names_lost += now.names_lost - disk.names_lost;
+        self.tally.disk.torn += now.torn - disk.torn;
+        self.tally.disk.previous_used += now.previous_used - disk.previous_used;
+    }
+
+    /// A new agent starts, with `durable` on record.
+    fn recover(
+        &mut self,
+        sim: &mut Sim,
+        durable: &BTreeMap<Owner, Assignment>,
+        mut wrong: Vec<String>,
+        what: &str,
+        start: impl FnOnce(&mut Sim) -> Result<(), Crashed>,
+    ) {
         // A process that an admission was to bring dies with its command; one that had entered lives on.
         let gone: BTreeSet<&Owner> = durable
             .iter()
@@ -223,9 +288,12 @@ impl History {
             })
             .map(|(o, _)| o)
             .collect();
-        let _ = sim.restart();
+        let at = sim.eyes.steps.len();
+        if start(sim).is_err() {
+            wrong.push("crashed again".into());
+        }
         wrong.extend(sim.unsettled());
-        for (owner, held) in &durable {
+        for (owner, held) in durable {
             let now = sim.state.assignments.owners.get(owner);
             let kept = now.is_some_and(|n| n.cpus == held.cpus && n.cgroup == held.cgroup);
             if kept == gone.contains(owner) {
@@ -235,14 +303,14 @@ impl History {
         if sim.state.assignments.owners.keys().any(|o| !durable.contains_key(o)) {
             wrong.push("an owner came from nowhere".into());
         }
-        self.tally.recovery_steps += (sim.eyes.steps.len() - at) as u64;
+        self.tally.recovery_steps += sim.eyes.steps.len().saturating_sub(at) as u64;
         if !wrong.is_empty() {
-            self.fail(&sim, &format!("{op:?} with {death:?}"), &wrong);
+            self.fail(sim, what, &wrong);
         }
         sim.eyes.hold_still(&[]);
-        self.quiet(&mut sim, &format!("{op:?} with {death:?}"));
+        self.quiet(sim, what);
         if self.tally.crashes.is_multiple_of(3) {
-            self.everything_back(&sim, &format!("{op:?} with {death:?}, then all released"));
+            self.everything_back(sim, &format!("{what}, then all released"));
         }
     }
 
@@ -297,7 +365,7 @@ fn number(name: &str, default: u64) -> u64 {
 
 #[test]
 fn a_crash_at_every_step() {
-    let (count, first) = (number("TRUEPIN_CRASH_HISTORIES", 1000), number("TRUEPIN_CRASH_SEED", 1));
+    let (count, first) = (number("TRUEPIN_CRASH_HISTORIES", 500), number("TRUEPIN_CRASH_SEED", 1));
     let (next, failed) = (AtomicU64::new(first), AtomicBool::new(false));
     let total = Mutex::new(Tally::default());
     let workers = thread::available_parallelism().map_or(1, usize::from);
@@ -309,11 +377,11 @@ fn a_crash_at_every_step() {
                     if seed >= first + count {
                         break;
                     }
-                    let mut history = History { seed, tally: Tally::default(), logged: false };
+                    let mut history = History::new(seed, false);
                     let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| history.run()));
                     if run.is_err() {
                         failed.store(true, Ordering::Relaxed);
-                        History { seed, tally: Tally::default(), logged: true }.run();
+                        History::new(seed, true).run();
                     }
                     total.lock().unwrap().add(&history.tally);
                 }
@@ -323,7 +391,8 @@ fn a_crash_at_every_step() {
     let t = total.into_inner().unwrap();
     println!(
         "seeds {first} to {}: {} histories, {} events ({} hostile; {} admitted, {} refused, {} released), {} plans, \
-         {} kernel steps, {} saves, {} crash points, {} steps of recovery",
+         {} kernel steps, {} saves, {} crash points ({} within a save), {} starts after a boot, {} steps of recovery; \
+         {} losses of power with something unsynced: {} names lost, {} files torn, {} starts from the previous generation",
         first + count - 1,
         t.histories,
         t.events,
@@ -335,8 +404,15 @@ fn a_crash_at_every_step() {
         t.steps,
         t.saves,
         t.crashes,
-        t.recovery_steps
+        t.disk_crashes,
+        t.boots,
+        t.recovery_steps,
+        t.disk.losses,
+        t.disk.names_lost,
+        t.disk.torn,
+        t.disk.previous_used
     );
     assert_eq!(t.histories, count);
-    assert!(count < 1000 || t.plans >= 1000 && t.crashes > t.plans, "too little was tried: {t:?}");
+    assert!(count < 500 || t.plans >= 1000 && t.crashes > t.plans, "too little was tried: {t:?}");
+    assert!(count < 500 || t.steps >= 10_000 && t.disk.names_lost >= 3_000, "too little was tried: {t:?}");
 }

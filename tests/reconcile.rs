@@ -300,7 +300,8 @@ fn a_refusal_by_the_kernel_is_taken_back() {
 
 #[test]
 fn an_admission_that_cannot_be_made_durable_is_none() {
-    for fault in [DiskFault::Full, DiskFault::Doubtful] {
+    let fails = (0..5).map(DiskFault::Fails);
+    for fault in [DiskFault::Full, DiskFault::Doubtful].into_iter().chain(fails) {
         let mut sim = sim();
         let pid = client(&mut sim);
         assigned(&mut sim, &run("a", "2-3", Isolation::Auto).with(pid));

@@ -165,7 +165,7 @@ impl Engine {
     fn carry_out(&mut self, effect: Effect) -> Option<Event> {
         match effect {
             Effect::Persist(record) => {
-                let saved = match &self.store {
+                let saved = match &mut self.store {
                     Some(store) => store.save(&record).map_err(|e| chain(&e)),
                     None => Err("this agent keeps no record".into()),
                 };

@@ -28,7 +28,7 @@ use tokio::sync::oneshot;
 use truepin::{
     CpuSet, Owner,
     pod::Pod,
-    reconcile::{Answer, Event, Home},
+    reconcile::{Answer, Event, FindingKind, Home},
     request::{Isolation, Request},
     verdict::Evidence,
 };
@@ -86,6 +86,8 @@ struct Waiting {
 #[derive(Debug)]
 pub struct Agent {
     engine: Engine,
+    /// From before the first event.
+    findings: Vec<FindingKind>,
     /// Only held.
     _host: Option<Flock<File>>,
     about: About,
@@ -127,6 +129,7 @@ impl Agent {
         }
         let agent = Self {
             engine: prepared.engine,
+            findings: prepared.findings,
             _host: prepared.host,
             about: prepared.about,
             declared: prepared.declared,
@@ -144,6 +147,9 @@ impl Agent {
 
     /// Runs until [`Command::Stop`] or until every mailbox is gone. Pins stay as they are (I9).
     pub fn run(mut self) {
+        for found in std::mem::take(&mut self.findings) {
+            self.engine.drive(Event::Found(found));
+        }
         self.engine.drive(Event::Started);
         self.engine.look_at_tree();
         self.declare();

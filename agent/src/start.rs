@@ -15,7 +15,7 @@ use crate::{
     lock::{self, LockError},
     paths::Paths,
     procfs::{self, ProcError},
-    store::{Loaded, Store, StoreError, chain},
+    store::{Store, StoreError, chain},
     sysfs::{self, SysfsError},
     watch::Watch,
     writers::Writers,
@@ -27,10 +27,10 @@ use std::{
 };
 use truepin::{
     CgroupPath, CpuSet, CpuTopology, Owner,
-    checkpoint::Checkpoint,
+    checkpoint::{self, Checkpoint},
     observed::{Kernel, KernelError, Step},
     plan::Role,
-    reconcile::{KernelFacts, Settings, State},
+    reconcile::{FindingKind, KernelFacts, Settings, State},
 };
 
 /// The slice under which truepin makes cgroups.
@@ -129,6 +129,8 @@ pub struct Prepared {
     pub about: About,
     /// Owners to admit.
     pub declared: Vec<Declared>,
+    /// What was found on the way; kept, unlike the notes.
+    pub findings: Vec<FindingKind>,
     /// Things the operator should know.
     pub notes: Vec<String>,
 }
@@ -148,7 +150,8 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
     let slice: CgroupPath = SLICE.parse()?;
     // The record's lock belongs to the record; two agents with different records on one host would fight all the same.
     let host = if audit { None } else { Some(host_lock(&mount.root)?) };
-    let (store, record) = if audit { (None, None) } else { open(paths, &mut notes)? };
+    let mut findings = Vec::new();
+    let (store, record) = if audit { (None, None) } else { open(paths, &mut findings)? };
     let exclusive = !audit && probe_partitions(&mut kernel, &slice)?;
     let probe = load_bpf(config, &mount, &mut notes)?;
     let facts = KernelFacts { cpuset: mount.cpuset, exclusive, empty_refused: false, bpf: probe.is_some() };
@@ -176,12 +179,7 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
     }
     let boot_id = procfs::boot_id()?;
     if let Some(record) = &record {
-        let held = record.assignments.exclusive().intersection(&reserved);
-        if !held.is_empty() {
-            notes.push(format!(
-                "CPUs {held} are reserved now and belong to owners from before, who keep them until they end"
-            ));
-        }
+        findings.extend(moved(record, &boot_id, &topology));
     }
     let state = State::new(settings, topology, facts, boot_id, reserved, config.strict_reserved, record);
     let watch = optional(
@@ -211,6 +209,7 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
             Scanner::new(&mount.root, Path::new("/"), names),
         ),
         host,
+        findings,
         about: About { numa: config.numa, sysfs: paths.sysfs.clone(), started_ns, unmet: Vec::new() },
         notes,
     })
@@ -239,20 +238,45 @@ fn host_lock(root: &Path) -> Result<Flock<File>, LockError> {
     lock::exclusive(File::open(root).map_err(failed)?, root)
 }
 
-fn open(paths: &Paths, notes: &mut Vec<String>) -> Result<(Option<Store>, Option<Checkpoint>), StartError> {
-    let store = Store::open(&paths.state)?;
-    let record = match store.load(procfs::now()?.wall_ns)? {
-        Loaded::Nothing => None,
-        Loaded::Record(record) => Some(*record),
-        Loaded::Quarantined { path, reason } => {
-            notes.push(format!(
-                "the record was damaged ({reason}) and is now {}; starting from nothing",
-                path.display()
-            ));
-            None
-        }
-    };
-    Ok((Some(store), record))
+fn open(
+    paths: &Paths,
+    findings: &mut Vec<FindingKind>,
+) -> Result<(Option<Store>, Option<Checkpoint>), StartError> {
+    let mut store = Store::open(&paths.state)?;
+    let loaded = store.load(procfs::now()?.wall_ns)?;
+    for d in &loaded.damaged {
+        findings.push(FindingKind::Record(format!(
+            "the {} generation of the record was damaged ({}) and is now {}",
+            d.generation.name(),
+            d.reason,
+            d.path.display()
+        )));
+    }
+    findings.extend(loaded.notes.into_iter().map(FindingKind::Record));
+    if loaded.record.is_none() && !loaded.damaged.is_empty() {
+        findings.push(FindingKind::Record("no valid record is left; starting from nothing".into()));
+    }
+    Ok((Some(store), loaded.record.map(|(_, record)| *record)))
+}
+
+/// What has changed around the record since it was written.
+fn moved(record: &Checkpoint, boot_id: &str, topology: &CpuTopology) -> Vec<FindingKind> {
+    let mut moved = Vec::new();
+    if let (_, Some(gone)) = checkpoint::for_boot(record.clone(), boot_id) {
+        moved.push(FindingKind::Note(format!(
+            "the machine was booted since the record was written: forgotten are the cgroups of {} containers and the \
+             first values of {} cgroups; assignments stay",
+            gone.containers, gone.first
+        )));
+    }
+    let now = topology.fingerprint();
+    if record.topology != now {
+        moved.push(FindingKind::Record(format!(
+            "the record was written on another machine or before this one changed: its topology was {}, now it is {now}",
+            record.topology
+        )));
+    }
+    moved
 }
 
 /// Whether `cpuset.cpus.exclusive` exists. Where no cgroup has cpuset files yet, the controller is enabled and the

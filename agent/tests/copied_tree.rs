@@ -324,7 +324,124 @@ fn a_damaged_record_is_quarantined_and_start_up_goes_on() {
     let _agent = m.agent("");
     let kept: Vec<_> = fs::read_dir(m.path("state/quarantine")).unwrap().map(|e| e.unwrap().path()).collect();
     assert_eq!(kept.len(), 2, "the record and the reason: {kept:?}");
-    assert!(fs::read_to_string(m.path("log")).unwrap().contains("the record was damaged"));
+    assert!(fs::read_to_string(m.path("log")).unwrap().contains("of the record was damaged"));
+    let (_, status) = m.json(&["status"]);
+    assert_eq!(status["record"]["quarantined"], 1, "{status}");
+    assert_eq!(status["findings"][0]["kind"], "record", "{status}");
+    let text = String::from_utf8(m.run(&["status"]).stdout).unwrap();
+    assert!(text.contains("1 damaged in ") && text.contains("starting from nothing"), "{text}");
+}
+
+/// `checkpoint` is for the operator in front of a state directory, with an agent or without.
+#[test]
+fn the_record_shown_verified_compared_and_exported() {
+    if !is_root("the_record_shown_verified_compared_and_exported") {
+        return;
+    }
+    let m = Machine::new();
+    let agent = m.agent("reserved = \"0-1\"");
+    assert_eq!(m.run(&["checkpoint", "verify"]).status.code(), Some(3), "nothing is saved yet");
+    let assign = |owner: &str, cgroup: &str, cpus: &str| {
+        let out = m.run(&["assign", owner, "--cgroup", cgroup, "--cpus", cpus]);
+        assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+    };
+    assign("unit/db.service", "system.slice/db", "2");
+    let (code, show) = m.json(&["checkpoint", "show"]);
+    assert_eq!((code, show["schema"].as_str()), (0, Some("truepin.record/1")), "{show}");
+    assert_eq!(show["record"]["assignments"]["owners"]["unit/db.service"]["cpus"], "2-3", "{show}");
+    assert_eq!((&show["stored_version"], &show["record"]["strategy"]), (&2.into(), &"best".into()));
+    let epoch = show["record"]["epoch"].as_u64();
+    let (_, status) = m.json(&["status"]);
+    assert_eq!(status["record"]["epoch"].as_u64(), epoch, "{status}");
+    let text = String::from_utf8(m.run(&["checkpoint", "show"]).stdout).unwrap();
+    assert!(text.contains("unit/db.service  2-3") && text.contains("cpuset.cpus.exclusive"), "{text}");
+
+    assign("unit/web.service", "system.slice/web", "1");
+    let (code, verify) = m.json(&["checkpoint", "verify"]);
+    let states: Vec<_> = verify["files"].as_array().unwrap().iter().map(|f| f["state"].clone()).collect();
+    assert_eq!((code, states), (0, vec!["fine".into(), "fine".into()]), "{verify}");
+    assert_eq!(verify["schema"], "truepin.checkpoint-verify/1");
+    let (code, diff) = m.json(&["checkpoint", "diff"]);
+    assert_eq!((code, diff["schema"].as_str()), (1, Some("truepin.checkpoint-diff/1")), "{diff}");
+    let exported = m.run(&["checkpoint", "export"]);
+    let state = m.path("state/checkpoint.json");
+    assert_eq!(exported.stdout, fs::read(&state).unwrap(), "a file of the present version is itself");
+    let file = |name: &str, bytes: &[u8]| {
+        let path = m.path(name).display().to_string();
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    let copy = file("copy.json", &exported.stdout);
+    let own = state.display().to_string();
+    assert_eq!(m.json(&["checkpoint", "diff", &copy, &own]).1["changes"], serde_json::json!([]));
+    assert_eq!(m.run(&["checkpoint", "diff", &copy, &own]).status.code(), Some(0));
+
+    let mut bad = exported.stdout;
+    let middle = bad.len() / 2;
+    bad[middle] ^= 4;
+    let bad = file("bad.json", &bad);
+    let newer = file("newer.json", br#"{"schema":"truepin.checkpoint/3","crc32":"","payload":{}}"#);
+    // verify: 1 damaged, 3 newer or unreadable, 1 before 3; show likewise; diff: 3 for whatever cannot be compared.
+    for (args, expected) in [
+        (&["verify", &copy][..], 0),
+        (&["verify", &bad], 1),
+        (&["verify", &newer], 3),
+        (&["verify", "/nonexistent"], 3),
+        (&["verify", &copy, &newer, &bad], 1),
+        (&["show", &bad], 1),
+        (&["show", &newer], 3),
+        (&["export", &bad], 1),
+        (&["diff", &copy, &bad], 3),
+        (&["diff", &copy, "/nonexistent"], 3),
+    ] {
+        let out = m.run(&[&["checkpoint"], args].concat());
+        assert_eq!(out.status.code(), Some(expected), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    }
+    let text = String::from_utf8(m.run(&["checkpoint", "show", &newer]).stderr).unwrap();
+    assert!(text.contains("use the truepin that wrote it"), "{text}");
+
+    // Nobody but an agent that starts moves anything; one that starts uses the previous generation.
+    drop(agent);
+    fs::copy(&bad, &state).unwrap();
+    assert_eq!(m.run(&["checkpoint", "verify"]).status.code(), Some(1));
+    assert!(state.exists());
+    let _agent = m.agent("reserved = \"0-1\"");
+    assert_eq!(m.json(&["list"]).1["owners"][0]["owner"], "unit/db.service");
+    let (_, status) = m.json(&["status"]);
+    assert!(status["findings"].to_string().contains("the previous generation"), "{status}");
+}
+
+/// What only a newer truepin knows comes through the agent as it was.
+#[test]
+fn fields_of_a_newer_minor_version_outlive_this_agent() {
+    if !is_root("fields_of_a_newer_minor_version_outlive_this_agent") {
+        return;
+    }
+    let m = Machine::new();
+    let assign = |owner: &str, cgroup: &str| {
+        assert_eq!(m.run(&["assign", owner, "--cgroup", cgroup, "--cpus", "2"]).status.code(), Some(0));
+    };
+    let agent = m.agent("reserved = \"0-1\"");
+    assign("unit/db.service", "system.slice/db");
+    drop(agent);
+    let state = m.path("state/checkpoint.json");
+    let mut record = truepin::checkpoint::decode(&fs::read(&state).unwrap()).unwrap();
+    let more = serde_json::json!({"b": [1, null], "a": "x"});
+    record.minor = 9;
+    record.extra.insert("more".into(), more.clone());
+    let db = record.assignments.owners.values_mut().next().unwrap();
+    db.extra.insert("more".into(), more.clone());
+    record.first.values_mut().for_each(|f| drop(f.extra.insert("more".into(), more.clone())));
+    assert!(!record.first.is_empty());
+    fs::write(&state, truepin::checkpoint::encode(&record).unwrap()).unwrap();
+    let _agent = m.agent("reserved = \"0-1\"");
+    assign("unit/web.service", "system.slice/web");
+    let now = m.json(&["checkpoint", "show"]).1;
+    let now = &now["record"];
+    assert_eq!((&now["minor"], &now["more"]), (&9.into(), &more), "{now}");
+    assert_eq!(now["assignments"]["owners"]["unit/db.service"]["more"], more, "{now}");
+    assert_eq!(now["assignments"]["owners"]["unit/web.service"].get("more"), None, "{now}");
+    assert_eq!(now["first"]["system.slice"]["more"], more, "{now}");
 }
 
 #[test]
@@ -371,10 +488,13 @@ fn the_machine_as_json_and_as_a_tree() {
 /// Every subcommand's help has an example.
 #[test]
 fn help_has_an_example() {
-    for command in ["agent", "run", "assign", "release", "list", "status", "topology", "verify"] {
-        let out = Command::new(TRUEPIN).args([command, "--help"]).output().unwrap();
+    let commands =
+        ["agent", "run", "assign", "release", "list", "status", "topology", "verify", "checkpoint"];
+    let below = ["show", "verify", "diff", "export"].map(|c| vec!["checkpoint", c]);
+    for command in commands.map(|c| vec![c]).into_iter().chain(below) {
+        let out = Command::new(TRUEPIN).args(&command).arg("--help").output().unwrap();
         let text = String::from_utf8(out.stdout).unwrap();
-        assert!(out.status.success() && text.contains("Example:\n  truepin "), "{command}: {text}");
+        assert!(out.status.success() && text.contains("Example:\n  truepin "), "{command:?}: {text}");
     }
 }
 

@@ -74,6 +74,8 @@ fn desired(owners: &[(&str, &str, Mode, bool)]) -> Desired {
             isolation: crate::request::Isolation::Auto,
             generation: 1,
             reason: String::new(),
+            original: None,
+            extra: crate::checkpoint::Extra::new(),
         };
         table.owners.insert(format!("run/o{n}").parse().unwrap(), assignment);
     }
@@ -97,7 +99,9 @@ fn plans(desired: &Desired, observed: &Observed, expected: &[&str]) -> Plan {
 
 fn recorded(desired: &mut Desired, path: &str, id: u64, values: &[(CpusetFile, &str)]) {
     let files = values.iter().map(|(f, v)| (*f, (*v).to_owned())).collect();
-    desired.first.insert(p(path), FirstValue { id: CgroupId(id), files });
+    desired
+        .first
+        .insert(p(path), FirstValue { id: CgroupId(id), files, extra: crate::checkpoint::Extra::new() });
 }
 
 #[test]
@@ -156,7 +160,11 @@ fn a_member_takes_its_cpus_out_of_every_pool_cgroup() {
     let mut d = d;
     for u in plan.unrecorded {
         let id = u.id.0;
-        let first = d.first.entry(u.path).or_insert(FirstValue { id: CgroupId(id), files: BTreeMap::new() });
+        let first = d.first.entry(u.path).or_insert(FirstValue {
+            id: CgroupId(id),
+            files: BTreeMap::new(),
+            extra: crate::checkpoint::Extra::new(),
+        });
         first.files.insert(u.file, u.value);
     }
     assert_eq!(diff(&d, &observed), Plan::default());

@@ -7,6 +7,7 @@ use super::{
 use crate::{
     assignments::{FirstValue, Mode},
     cgroup::{CgroupPath, CpusetFile},
+    checkpoint::Extra,
     ledger::{Departure, DepartureKind},
     observed::{KernelError, Observed, Step, Value},
     owner::Owner,
@@ -84,7 +85,7 @@ impl Turn<'_> {
     pub(super) fn persisted(&mut self, result: Result<(), String>) {
         let Err(error) = result else {
             self.s.doubtful = false;
-            self.s.durable = Some((self.s.assignments.clone(), self.s.first.clone()));
+            self.s.durable = Some(Box::new(self.s.checkpoint()));
             return self.converge();
         };
         if !mem::replace(&mut self.s.doubtful, true) {
@@ -94,7 +95,8 @@ impl Turn<'_> {
             return self.settled();
         }
         // Nothing of the newer table has reached the kernel: back to the one that is durable.
-        let (table, first) = self.s.durable.clone().unwrap_or_default();
+        let (table, first) =
+            self.s.durable.as_ref().map(|d| (d.assignments.clone(), d.first.clone())).unwrap_or_default();
         self.s.assignments.owners = table.owners;
         self.s.assignments.promised = table.promised;
         self.s.first = first;
@@ -302,7 +304,7 @@ impl Turn<'_> {
 
     fn record(&mut self, plan: &mut Plan) {
         for u in mem::take(&mut plan.unrecorded) {
-            let fresh = || FirstValue { id: u.id, files: BTreeMap::new() };
+            let fresh = || FirstValue { id: u.id, files: BTreeMap::new(), extra: Extra::new() };
             let first = self.s.first.entry(u.path).or_insert_with(fresh);
             if first.id != u.id {
                 *first = fresh();

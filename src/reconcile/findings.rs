@@ -8,6 +8,7 @@ use crate::{
     observed::KernelError,
     owner::Owner,
     plan::{Problem, check::Broken},
+    refit::Refit,
     sweep::SetFinding,
     verdict::Instant,
 };
@@ -78,6 +79,8 @@ pub enum FindingKind {
         /// In words.
         why: &'static str,
     },
+    /// The machine has changed, and an owner's set with it.
+    Refitted(Refit),
     /// A container of which nobody knows whose it is.
     Unresolved {
         /// The container.
@@ -125,6 +128,8 @@ pub enum FindingKind {
         /// The first reason.
         reason: String,
     },
+    /// The durable record, or a generation of it, was not as it should be.
+    Record(String),
     /// Said by the agent itself.
     Note(String),
 }
@@ -140,6 +145,7 @@ impl FindingKind {
             Self::Set(_) => "set",
             Self::Departed { .. } => "departure",
             Self::Gone { .. } => "gone",
+            Self::Refitted(_) => "refitted",
             Self::Unresolved { .. } => "unresolved-container",
             Self::FellBack { .. } => "fell-back",
             Self::PartitionRefused { .. } => "partition-refused",
@@ -151,6 +157,7 @@ impl FindingKind {
             Self::Probe(_) => "probe",
             Self::NotAdmitted { .. } => "not-admitted",
             Self::Violated { .. } => "violated",
+            Self::Record(_) => "record",
             Self::Note(_) => "note",
         }
     }
@@ -200,6 +207,10 @@ impl fmt::Display for FindingKind {
             Self::Set(found) => write!(f, "{}: {}", found.owner, found.fault),
             Self::Departed { owner, example } => write!(f, "{owner}: a task left its CPUs: {example}"),
             Self::Gone { owner, cpus, why } => write!(f, "{owner} is gone ({why}); CPUs {cpus} are free"),
+            Self::Refitted(Refit { owner, from, to, lost, missing }) => {
+                write!(f, "{owner}: CPUs {lost} are gone or reserved now; it has {to} instead of {from}")?;
+                if *missing > 0 { write!(f, ", {missing} could not be replaced") } else { Ok(()) }
+            }
             Self::Unresolved { id, path } => {
                 write!(f, "container {id} in {path}: its name could not be found out, so it is nobody's")
             }
@@ -217,7 +228,7 @@ impl fmt::Display for FindingKind {
             Self::Probe(what) => write!(f, "kernel evidence: {what}"),
             Self::NotAdmitted { owner, error } => write!(f, "{owner} was not admitted: {error}"),
             Self::Violated { owner, reason } => write!(f, "{owner}: violated: {reason}"),
-            Self::Note(text) => f.write_str(text),
+            Self::Record(text) | Self::Note(text) => f.write_str(text),
         }
     }
 }

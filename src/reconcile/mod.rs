@@ -42,7 +42,7 @@ pub use step::step;
 use crate::{
     assignments::{Assignment, Assignments, FirstValues, Mode},
     cgroup::{CgroupId, CgroupPath, CpusetFile},
-    checkpoint::{Checkpoint, VERSION},
+    checkpoint::{self, Checkpoint, Extra},
     containers::{ContainerId, ContainerMap},
     cpuset::CpuSet,
     ledger::{Departure, Watched},
@@ -214,6 +214,8 @@ pub enum Event {
         /// Owners' tasks on foreign CPUs.
         departures: Vec<Departure>,
     },
+    /// The agent has found something that it only has to tell.
+    Found(FindingKind),
     /// [`Effect::Persist`] ended.
     Persisted(Result<(), String>),
     /// [`Effect::Observe`] ended.
@@ -468,6 +470,10 @@ pub struct State {
     pub observed: Observed,
     boot_id: String,
     epoch: u64,
+    /// The minor version of the record and its fields that only a newer truepin knows: they go back as they came.
+    kept: (u32, Extra),
+    /// Of `topology`, when the agent started.
+    fingerprint: String,
     generation: u64,
     runtime: BTreeMap<Owner, Runtime>,
     entering: Vec<(CgroupPath, u32)>,
@@ -478,7 +484,7 @@ pub struct State {
     /// Whether kernel and table agreed after the last convergence; `observed` is then what they agreed on.
     settled: bool,
     /// What is durable, as far as that is known; `None` for no record.
-    durable: Option<(Assignments, FirstValues)>,
+    durable: Option<Box<Checkpoint>>,
     /// The last save failed: its record may be durable all the same.
     doubtful: bool,
     /// Owners whose cgroups are gone; they leave the table when nothing is pending.
@@ -519,11 +525,13 @@ impl State {
         strict_reserved: bool,
         checkpoint: Option<Checkpoint>,
     ) -> Self {
-        let durable = checkpoint.as_ref().map(|c| (c.assignments.clone(), c.first.clone()));
-        let (mut assignments, first, epoch) = match checkpoint {
-            Some(c) => (c.assignments, c.first, c.epoch),
-            None => (Assignments::default(), FirstValues::new(), 0),
+        let durable = checkpoint.map(Box::new);
+        let record = durable.as_deref().map(|c| checkpoint::for_boot(c.clone(), &boot_id).0);
+        let (mut assignments, first, containers, epoch, kept) = match record {
+            Some(c) => (c.assignments, c.first, c.containers, c.epoch, (c.minor, c.extra)),
+            None => Default::default(),
         };
+        let fingerprint = topology.fingerprint();
         assignments.reserved = reserved;
         assignments.strict_reserved = strict_reserved;
         let promised = assignments.promised.values().map(|p| p.generation);
@@ -540,7 +548,7 @@ impl State {
             facts,
             assignments,
             first,
-            containers: ContainerMap::new(),
+            containers,
             homes: BTreeMap::new(),
             sources,
             unresolved: BTreeSet::new(),
@@ -548,6 +556,8 @@ impl State {
             observed: Observed::default(),
             boot_id,
             epoch,
+            kept,
+            fingerprint,
             generation,
             runtime,
             entering: Vec::new(),
@@ -614,12 +624,16 @@ impl State {
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         Checkpoint {
-            version: VERSION,
+            version: checkpoint::VERSION,
+            minor: self.kept.0.max(checkpoint::MINOR),
             epoch: self.epoch,
             boot_id: self.boot_id.clone(),
-            topology: self.topology.fingerprint(),
+            topology: self.fingerprint.clone(),
+            strategy: checkpoint::STRATEGY.into(),
             assignments: self.assignments.clone(),
+            containers: self.containers.clone(),
             first: self.first.clone(),
+            extra: self.kept.1.clone(),
         }
     }
 
@@ -649,8 +663,19 @@ impl State {
     /// Whether the record lags behind the table.
     fn is_unsaved(&self) -> bool {
         match &self.durable {
-            Some((table, first)) => *table != self.assignments || *first != self.first,
-            None => self.assignments.sets().next().is_some() || !self.first.is_empty(),
+            Some(d) => {
+                d.assignments != self.assignments
+                    || d.first != self.first
+                    || d.containers != self.containers
+                    || d.boot_id != self.boot_id
+                    || d.strategy != checkpoint::STRATEGY
+                    || d.topology != self.fingerprint
+            }
+            None => {
+                self.assignments.sets().next().is_some()
+                    || !self.first.is_empty()
+                    || !self.containers.is_empty()
+            }
         }
     }
 
@@ -658,10 +683,10 @@ impl State {
     /// that are not needed any more may still be in it.
     fn is_covered(&self) -> bool {
         match &self.durable {
-            Some((table, first)) => {
-                table.owners == self.assignments.owners
-                    && table.promised == self.assignments.promised
-                    && self.first.iter().all(|(path, f)| first.get(path) == Some(f))
+            Some(d) => {
+                d.assignments.owners == self.assignments.owners
+                    && d.assignments.promised == self.assignments.promised
+                    && self.first.iter().all(|(path, f)| d.first.get(path) == Some(f))
             }
             None => self.assignments.sets().next().is_none() && self.first.is_empty(),
         }

@@ -18,6 +18,7 @@ use super::{AdmitError, Answer, Effect, FindingKind, Pending, Runtime, Ticket, s
 use crate::{
     assignments::{Promise, Reserved},
     cgroup::{CgroupId, CgroupPath},
+    checkpoint::Extra,
     containers::{ContainerEntry, ContainerId},
     cpuset::CpuSet,
     owner::Owner,
@@ -117,7 +118,16 @@ impl Turn<'_> {
             let (isolation, mode) = self.s.resolve(request.isolation)?;
             let (cpus, reason) = self.place(request, None)?;
             let generation = self.next_generation();
-            let promise = Promise { cpus: cpus.clone(), mode, isolation, generation, reason, made: false };
+            let promise = Promise {
+                cpus: cpus.clone(),
+                mode,
+                isolation,
+                generation,
+                reason,
+                made: false,
+                original: None,
+                extra: Extra::new(),
+            };
             let online = self.s.online.clone();
             any |= self.s.assignments.promise(owner, promise, &online)? == Reserved::New;
             self.s.concluded.retain(|(o, _)| o != owner);
@@ -236,7 +246,7 @@ impl Turn<'_> {
                 entry.cgroup = cgroup.or(entry.cgroup);
             }
             None => {
-                let entry = ContainerEntry { owner: owner.clone(), cgroup };
+                let entry = ContainerEntry { owner: owner.clone(), cgroup, extra: Extra::new() };
                 self.s.containers.insert(id, entry);
             }
         }

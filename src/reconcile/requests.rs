@@ -7,6 +7,7 @@ use super::{
 use crate::{
     assignments::{Assignment, Mode, ReserveError, Reserved},
     cgroup::CgroupPath,
+    checkpoint::Extra,
     cpuset::CpuSet,
     owner::Owner,
     placement, plan,
@@ -103,8 +104,17 @@ impl Turn<'_> {
         };
         let created = *home == Home::New;
         let generation = self.next_generation();
-        let assignment =
-            Assignment { cpus, cgroup: cgroup.clone(), created, mode, isolation, generation, reason };
+        let assignment = Assignment {
+            cpus,
+            original: None,
+            cgroup: cgroup.clone(),
+            created,
+            mode,
+            isolation,
+            generation,
+            reason,
+            extra: Extra::new(),
+        };
         // Declared CPUs of an audited owner are another allocator's choice: ours to check, not to refuse.
         let reserved = if audit {
             self.s.assignments.owners.insert(request.owner.clone(), assignment);

@@ -1,7 +1,7 @@
 //! One event in, effects out.
 
 use super::{Effect, Event, Finding, FindingKind, Pending, Progress, State, Work, fights::MINUTE_NS};
-use crate::verdict::Instant;
+use crate::{refit, verdict::Instant};
 use std::collections::VecDeque;
 
 /// Takes one event. The effects are to be carried out in order; results come back as events, before the next outside
@@ -9,7 +9,10 @@ use std::collections::VecDeque;
 pub fn step(state: &mut State, event: Event, now: Instant) -> Vec<Effect> {
     let mut t = Turn { s: state, now, out: Vec::new() };
     match event {
-        Event::Started => t.look(),
+        Event::Started => t.started(),
+        Event::Found(kind) => {
+            t.report(kind);
+        }
         Event::Admit { ticket, request, exactly, home, pid } => {
             t.admit(ticket, &request, exactly, &home, pid);
         }
@@ -48,6 +51,23 @@ impl Turn<'_> {
         keep(&mut self.s.findings, finding.clone());
         self.out.push(Effect::Report(finding));
         self.s.finding_count
+    }
+
+    /// What a record holds is fitted to the machine as it is now.
+    fn started(&mut self) {
+        if !self.s.settings.audit {
+            let mut generation = self.s.generation;
+            let next = || {
+                generation += 1;
+                generation
+            };
+            let done = refit::refit(&mut self.s.assignments, &self.s.topology, &self.s.online, next);
+            self.s.generation = generation;
+            for changed in done {
+                self.report(FindingKind::Refitted(changed));
+            }
+        }
+        self.look();
     }
 
     /// Begins a convergence from a fresh reading.

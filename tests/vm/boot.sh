@@ -1,10 +1,12 @@
 #!/bin/sh
-# boot.sh [-q] [-k SERIES] [-m MACHINE] [-t SECONDS] [-p PREFIX] SUITE [QEMU ARGUMENT...]
+# boot.sh [-q] [-k SERIES] [-m MACHINE] [-t SECONDS] [-p PREFIX] [-c ACKS [-d DELAY]] SUITE [QEMU ARGUMENT...]
 #
 # Boots one virtual machine, shows what the suite says as it says it, and ends with status 0 only if the suite reported
 # at least one scenario passed and none failed. All of it is in $TRUEPIN_CACHE/vm/logs/SUITE-SERIES-MACHINE.{log,console}.
 #
 # -q leaves the line with the result out (a story ends by itself). -p puts a text before every line.
+# -c cuts the power (SIGKILL for QEMU) DELAY seconds (default 0) after the suite has said `# ACK` so many times; the
+# status is 0 when that is how it ended, and not by a result of its own.
 # Environment: ONLY (scenarios whose name contains it, `_` for a space), APPEND (more kernel command line).
 #
 # Emulation (TCG) on purpose, also where /dev/kvm exists: on hosts that are virtual machines themselves KVM may be there
@@ -18,14 +20,18 @@ machine=standard
 limit=300
 prefix=
 quiet=
-while getopts qk:m:t:p: option; do
+cut=
+delay=0
+while getopts qk:m:t:p:c:d: option; do
     case $option in
         q) quiet='/^RESULT passed=/d;' ;;
         k) kernel=$OPTARG ;;
         m) machine=$OPTARG ;;
         t) limit=$OPTARG ;;
         p) prefix=$OPTARG ;;
-        *) die "usage: boot.sh [-q] [-k SERIES] [-m MACHINE] [-t SECONDS] [-p PREFIX] SUITE [QEMU ARGUMENT...]" ;;
+        c) cut=$OPTARG ;;
+        d) delay=$OPTARG ;;
+        *) die "usage: boot.sh [-q] [-k SERIES] [-m MACHINE] [-t SECONDS] [-p PREFIX] [-c ACKS [-d DELAY]] SUITE [QEMU ARGUMENT...]" ;;
     esac
 done
 shift $((OPTIND - 1))
@@ -45,7 +51,7 @@ name=$suite-$kernel-$machine
 log=$cache/logs/$name.log
 console=$cache/logs/$name.console
 fifo=$(mktemp -u "$cache/logs/fifo.XXXXXX")
-rm -f "$log" "$console"
+rm -f "$log" "$console" "$console.pid" "$console.cut"
 mkfifo "$fifo"
 colour=0
 if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then colour=1; fi
@@ -61,11 +67,25 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 # shellcheck disable=SC2046
 timeout "$limit" qemu-system-x86_64 -accel tcg,thread=single -machine q35 -cpu "$cpu" -bios qboot.rom \
-    -nodefaults -no-reboot -display none -serial "file:$console" -serial "file:$fifo" \
+    -pidfile "$console.pid" -nodefaults -no-reboot -display none -serial "file:$console" -serial "file:$fifo" \
     -kernel "$cache/vmlinux-$kernel" -initrd "$cache/initramfs" \
     -append "console=ttyS0 panic=-1 quiet mitigations=off nokaslr no_timer_check tsc=reliable cryptomgr.notests random.trust_cpu=on audit=0 truepin.suite=$suite truepin.machine=$machine truepin.only=${ONLY:-} truepin.colour=$colour ${APPEND:-}" \
     $(grep -v '^#' "$vm/machines/$machine") "$@" </dev/null 3>&- >"$console.qemu" 2>&1 &
 vm_pid=$!
+if [ -n "$cut" ]; then
+    (
+        exec 3>&-
+        while kill -0 "$vm_pid" 2>/dev/null; do
+            if [ "$(grep -ac '^# ACK ' "$log" 2>/dev/null)" -ge "$cut" ]; then
+                sleep "$delay"
+                : >"$console.cut"
+                kill -KILL "$(cat "$console.pid")"
+                break
+            fi
+            sleep 0.05
+        done
+    ) &
+fi
 status=0
 wait "$vm_pid" || status=$?
 vm_pid=
@@ -73,6 +93,7 @@ exec 3>&-
 wait "$shown"
 
 result=$(grep -a '^RESULT ' "$log" | tail -1)
+[ ! -e "$console.cut" ] || [ -n "$result" ] || exit 0
 case $result in
     "RESULT passed="[1-9]*" failed=0 skipped="*)
         [ "$status" -ne 0 ] || exit 0

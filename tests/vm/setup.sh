@@ -22,6 +22,7 @@ want cpio cpio
 want xz xz-utils
 want zstd zstd
 want cc gcc
+[ -e /usr/sbin/mkfs.ext4 ] || missing="$missing e2fsprogs"
 [ -e /usr/bin/busybox ] && ! ldd /usr/bin/busybox >/dev/null 2>&1 || missing="$missing busybox-static"
 [ -e /usr/lib/x86_64-linux-gnu/libc.a ] || missing="$missing libc6-dev"
 if [ -n "$missing" ]; then

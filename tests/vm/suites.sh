@@ -1,5 +1,6 @@
 #!/bin/sh
-# suites.sh [SUITE...]: boots every line of `matrix` (or those of the suites named), two machines at a time.
+# suites.sh [SUITE...]: boots every line of `matrix` (or those of the suites named), two machines at a time. A suite with
+# a script of its own name boots as that says.
 #
 # VM_JOBS: how many at a time; each keeps one host core busy. ONLY: scenarios whose name contains it.
 # shellcheck source=lib.sh
@@ -11,4 +12,5 @@ wanted=$(awk -v names=" $* " '!/^#/ && NF && (names == "  " || index(names, " " 
 [ -n "$wanted" ] || die "no line in tests/vm/matrix for: $*"
 say "booting $(printf '%s\n' "$wanted" | wc -l) virtual machines, $jobs at a time; logs in $cache/logs"
 printf '%s\n' "$wanted" | xargs -P "$jobs" -L 1 sh -c \
-    'exec "$0/boot.sh" -k "$2" -m "$3" -t "$4" -p "[$1 $2 $3]" "$1"' "$vm"
+    'script=$0/boot.sh; [ ! -x "$0/$1.sh" ] || script=$0/$1.sh
+    exec "$script" -k "$2" -m "$3" -t "$4" -p "[$1 $2 $3]" "$1"' "$vm"

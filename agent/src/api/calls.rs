@@ -2,7 +2,7 @@
 
 use super::documents::{
     CostDoc, FindingDoc, FindingsDoc, KernelDoc, NotedDoc, OwnerDoc, OwnersDoc, PodDoc, PoolsDoc, ProblemDoc,
-    ReleasedDoc, SetDoc, StatusDoc, VerdictDoc, VerdictsDoc,
+    RecordDoc, ReleasedDoc, SetDoc, StatusDoc, VerdictDoc, VerdictsDoc,
 };
 use crate::{engine::Engine, procfs, store::chain, sysfs};
 use serde::{Deserialize, Serialize};
@@ -454,6 +454,11 @@ fn status(engine: &Engine, about: &About) -> StatusDoc {
             shared: table.shared_pool(&state.online),
             free: state.free(),
         },
+        record: engine.store.as_ref().map(|s| RecordDoc {
+            path: s.path().display().to_string(),
+            epoch: s.epoch(),
+            quarantined: s.quarantined(),
+        }),
         owners,
         problems: state.problems().map(ToString::to_string).chain(unmet).collect(),
         findings: findings.into_iter().rev().take(20).rev().collect(),

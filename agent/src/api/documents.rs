@@ -386,6 +386,9 @@ pub struct StatusDoc {
     pub kernel: KernelDoc,
     /// CPUs.
     pub pools: PoolsDoc,
+    /// The durable record; `None` in audit mode, which has none.
+    #[serde(default)]
+    pub record: Option<RecordDoc>,
     /// How many owners by mode in force.
     pub owners: std::collections::BTreeMap<String, u32>,
     /// Problems in force.
@@ -394,6 +397,17 @@ pub struct StatusDoc {
     pub findings: Vec<FindingDoc>,
     /// What it costs.
     pub cost: CostDoc,
+}
+
+/// The durable record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordDoc {
+    /// Its current generation; the previous one is beside it.
+    pub path: String,
+    /// Of what is durable; none before the first save.
+    pub epoch: Option<u64>,
+    /// Damaged files in quarantine.
+    pub quarantined: usize,
 }
 
 /// `application/problem+json` (RFC 9457), with what to do next.

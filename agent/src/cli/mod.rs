@@ -3,6 +3,7 @@
 mod agent;
 mod ask;
 mod assign;
+mod checkpoint;
 mod list;
 mod output;
 mod pods;
@@ -83,6 +84,11 @@ enum Command {
         after_help = "Example:\n  truepin topology\n  truepin topology --root ./recorded-machine -o json"
     )]
     Topology(topology::TopologyArgs),
+    /// The durable record: show, verify, compare, export
+    #[command(
+        after_help = "Example:\n  truepin checkpoint show\n  truepin checkpoint verify\n  truepin checkpoint diff"
+    )]
+    Checkpoint(checkpoint::CheckpointArgs),
     /// Did the pinning hold? 0 held, 1 violated, 3 inconclusive
     #[command(after_help = "Example:\n  truepin verify run/db\n  truepin verify --for 10s -o json")]
     Verify(verify::VerifyArgs),
@@ -192,6 +198,7 @@ pub fn main() -> u8 {
         Command::List(format) => list::list(format, &paths),
         Command::Status(format) => status::status(format, &paths),
         Command::Topology(args) => topology::topology(&args, &paths),
+        Command::Checkpoint(args) => checkpoint::checkpoint(args, &paths),
         Command::Verify(args) => verify::verify(&args, &paths),
         Command::Exec(_) => Ok(0),
     };

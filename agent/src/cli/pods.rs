@@ -60,11 +60,17 @@ pub(super) fn admit(args: &AdmitArgs, paths: &Paths) -> Result<u8, Failure> {
         fs::read(&args.pod)
     };
     let shown = args.pod.display();
-    let text = read.map_err(|e| Failure { code: 3, text: format!("reading {shown}: {e}"), hint: None })?;
+    let text = read.map_err(|e| Failure {
+        code: 3,
+        text: format!("reading {shown}: {e}"),
+        hint: None,
+        is_audit: false,
+    })?;
     let pod = Pod::parse(&text).map_err(|e| Failure {
         code: 2,
         text: format!("{shown}: {}", crate::store::chain(&e)),
         hint: None,
+        is_audit: false,
     })?;
     let document: PodDoc = ask(paths, &Call::AdmitPod(Box::new(pod)))?;
     match args.format.output {

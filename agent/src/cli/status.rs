@@ -6,10 +6,14 @@ use super::{
     output::{Failure, json, print},
 };
 use crate::{
-    api::{calls::Call, documents::StatusDoc},
+    api::{
+        calls::Call,
+        documents::{RecordDoc, StatusDoc},
+    },
     paths::Paths,
+    store::parent,
 };
-use std::{fmt::Write, time::Duration};
+use std::{fmt::Write, path::Path, time::Duration};
 use truepin::verdict::millis;
 
 pub(super) fn status(format: Format, paths: &Paths) -> Result<u8, Failure> {
@@ -19,6 +23,15 @@ pub(super) fn status(format: Format, paths: &Paths) -> Result<u8, Failure> {
         Output::Table => print(&text(&document))?,
     }
     Ok(0)
+}
+
+fn record(r: &RecordDoc) -> String {
+    let epoch = r.epoch.map_or("nothing saved yet".into(), |e| format!("epoch {e}"));
+    let damaged = match r.quarantined {
+        0 => String::new(),
+        n => format!("; {n} damaged in {}/quarantine", parent(Path::new(&r.path)).display()),
+    };
+    format!("{epoch}, {}{damaged}", r.path)
 }
 
 fn text(s: &StatusDoc) -> String {
@@ -78,6 +91,7 @@ fn text(s: &StatusDoc) -> String {
         ("shared", s.pools.shared.to_string()),
         ("free", s.pools.free.to_string()),
         ("owners", if owners.is_empty() { "none".into() } else { owners.join(", ") }),
+        ("record", s.record.as_ref().map_or("none: this agent keeps no record".into(), record)),
         ("cost", format!("{} KiB resident, {} CPU", s.cost.rss_bytes / 1024, millis(s.cost.cpu_ns))),
     ];
     let mut text = String::new();

@@ -12,7 +12,7 @@ mod eyes;
 pub mod history;
 mod probe;
 
-pub use disk::{Disk, DiskFault, Saved};
+pub use disk::{Death, Disk, DiskFault, DiskTally, Loss, Saved};
 pub use eyes::{Eyes, Foreign};
 pub use probe::Script;
 
@@ -103,6 +103,7 @@ pub struct Sim {
     /// What the simulation itself found wrong.
     pub faults: Vec<String>,
     next_ticket: Ticket,
+    boots: u64,
 }
 
 const MILLISECOND: u64 = 1_000_000;
@@ -123,7 +124,7 @@ impl Sim {
         let eyes = Eyes::new(kernel, setup.settings.slice.clone());
         let setup = Arc::new(setup);
         let mut sim = Self {
-            state: fresh(&setup, None),
+            state: fresh(&setup, None, 0),
             setup,
             eyes,
             disk: Disk::default(),
@@ -136,8 +137,8 @@ impl Sim {
             confined: CpuSet::new(),
             faults: Vec::new(),
             next_ticket: 1,
+            boots: 0,
         };
-        sim.state = fresh(&sim.setup, None);
         // No crash is on order yet.
         let _ = sim.happens(Event::Started);
         sim
@@ -146,11 +147,29 @@ impl Sim {
     /// A new agent after a crash.
     pub fn restart(&mut self) -> Result<(), Crashed> {
         self.eyes.restart();
-        self.disk.restart();
-        let record = self.disk.record().cloned();
-        self.eyes.note(|| "restart".into());
+        self.start()
+    }
+
+    /// A new agent after a boot of the machine, whose cgroups are those of `kernel`.
+    pub fn reboot(&mut self, kernel: FakeKernel) -> Result<(), Crashed> {
+        let log = self.eyes.log.take();
+        self.eyes = Eyes::new(kernel, self.setup.settings.slice.clone());
+        self.eyes.log = log;
+        self.boots += 1;
+        self.start()
+    }
+
+    fn start(&mut self) -> Result<(), Crashed> {
+        let record = match self.disk.restart(self.now.wall_ns) {
+            Ok(record) => record,
+            Err(error) => {
+                self.faults.push(format!("the agent does not start: {error}"));
+                None
+            }
+        };
+        self.eyes.note(|| "start".into());
         self.probe = Script::default();
-        self.state = fresh(&self.setup, record);
+        self.state = fresh(&self.setup, record, self.boots);
         (self.answers, self.reports) = (Vec::new(), Vec::new());
         (self.watching, self.confined) = (Vec::new(), CpuSet::new());
         self.happens(Event::Started)
@@ -261,6 +280,9 @@ impl Sim {
                 "I5: steps are applied for {:?} while {durable:?} is durable",
                 self.state.assignments.owners
             ));
+        }
+        if record.is_some() && !self.disk.is_durable() {
+            self.faults.push("I5: steps are applied while the record could still be lost".into());
         }
         for planned in steps {
             let Step::Write { path, file, .. } = &planned.step else { continue };
@@ -457,12 +479,12 @@ impl Wish {
     }
 }
 
-fn fresh(setup: &Setup, record: Option<truepin::checkpoint::Checkpoint>) -> State {
+fn fresh(setup: &Setup, record: Option<truepin::checkpoint::Checkpoint>, boots: u64) -> State {
     State::new(
         setup.settings.clone(),
         setup.topology.clone(),
         setup.facts,
-        "00000000-0000-4000-8000-000000000001".into(),
+        format!("00000000-0000-4000-8000-{boots:012}"),
         setup.reserved.clone(),
         setup.strict_reserved,
         record,
