@@ -10,6 +10,7 @@ pub mod cgroup;
 pub mod checkpoint;
 pub mod cpuset;
 pub mod idset;
+pub mod kubelet;
 pub mod ledger;
 pub mod nodeset;
 pub mod observed;
