@@ -16,7 +16,7 @@ use super::json::{Decoded, JsonError, decode};
 use super::layout::{
     CPU_ANY, CPU_NAME, CPU_NAME_V2, CPU_V1, CPU_V2, CPU_V3, CPU_V4, DATA_ANY, Layout, POD_ENTRY, Type, Value,
 };
-use super::load::{Containers, Machine};
+use super::load::{Containers, Machine, State};
 use super::ranges::CpuRanges;
 use super::weigh::weigh;
 use std::collections::BTreeMap;
@@ -66,6 +66,19 @@ pub struct Inspection {
     pub findings: Vec<Finding>,
     /// What is worth saying and contradicts nothing.
     pub notes: Vec<Finding>,
+}
+
+impl Inspection {
+    /// What was read, usable or not, as a state of the kubelet's.
+    #[must_use]
+    pub fn state(&self) -> State {
+        let mut state = State { default: self.default.clone(), pods: self.pods.clone(), ..State::default() };
+        for entry in self.entries.iter().filter(|e| !e.container.is_empty()) {
+            let containers = state.entries.entry(entry.pod.clone()).or_default();
+            containers.insert(entry.container.clone(), entry.cpus.clone());
+        }
+        state
+    }
 }
 
 /// An entry as read.
