@@ -43,7 +43,7 @@ pub enum Problem {
     Absent,
     #[error("not the checksum of the content, which has {computed}")]
     Checksum { computed: String },
-    #[error("0: nothing vouches for the content, and the kubelet does not check it")]
+    #[error("0, which the kubelet takes for right whatever the content")]
     ChecksumZero,
     #[error("not covered by the checksum, which is that of version 2")]
     NotCovered,
@@ -55,6 +55,8 @@ pub enum Problem {
     NotAsWritten,
     #[error("no CPU list: {0}")]
     List(RangeError),
+    #[error("the kubelet writes this set as {written:?}, and its checksum covers the set, not the text")]
+    ListForm { written: String },
     #[error("an empty set")]
     EmptySet,
     #[error("not an owner's name: {reason}")]
@@ -115,6 +117,7 @@ impl Problem {
             Self::EarlyName => "early-name",
             Self::NotAsWritten => "not-as-written",
             Self::List(_) => "list",
+            Self::ListForm { .. } => "list-form",
             Self::EmptySet => "empty-set",
             Self::Owner { .. } => "owner",
             Self::Unresolved => "unresolved-container",

@@ -114,7 +114,7 @@ pub fn inspect(file: Option<&[u8]>, context: Context<'_>) -> Inspection {
     let Some(bytes) = file else { return Inspection { importable: true, ..Inspection::default() } };
     let mut report = Report::default();
     match content(bytes, &mut report) {
-        Some(content) => weigh(content, context, report),
+        Some(said) => weigh(said, context, report),
         None => Inspection { findings: report.findings, notes: report.notes, ..Inspection::default() },
     }
 }
@@ -139,7 +139,7 @@ fn content(bytes: &[u8], report: &mut Report) -> Option<Content> {
         _ => Format::V2,
     };
     let outer = if stored == 0 {
-        if there("checksum") && !has_data {
+        if there("checksum") {
             report.note("checksum", "0", Problem::ChecksumZero);
         }
         Some(by_shape)
@@ -168,7 +168,7 @@ fn content(bytes: &[u8], report: &mut Report) -> Option<Content> {
     }
     // A damaged `data` was reported; the outer part stands only on a checksum of its own.
     let format = outer.filter(|_| !has_data || stored != 0)?;
-    as_written(bytes, layout_of(format), report);
+    as_written(bytes, Some(layout_of(format)), report);
     let mut content = read(&value, layout, format, "");
     if format == Format::V2 && stored != 0 {
         content.pods.clear();
@@ -193,13 +193,13 @@ fn shape(
     None
 }
 
-fn layout_of(format: Format) -> Option<&'static Layout> {
-    Some(match format {
+fn layout_of(format: Format) -> &'static Layout {
+    match format {
         Format::V1 => &CPU_V1,
         Format::V2 => &CPU_V2,
         Format::V3 => &CPU_V3,
         Format::V4 => &CPU_V4,
-    })
+    }
 }
 
 /// Notes a file whose content is right in bytes that no kubelet writes.

@@ -273,8 +273,9 @@ struct Reader<'a> {
 /// The name of a type in a message.
 fn type_name(ty: &Type) -> &'static str {
     match ty {
-        Type::Text(name) | Type::Uint(name) | Type::Int(name) | Type::List(name, _) => name,
-        Type::Map(name, ..) => name,
+        Type::Text(name) | Type::Uint(name) | Type::Int(name) | Type::List(name, _) | Type::Map(name, ..) => {
+            name
+        }
         Type::Pointer(inner) => type_name(inner),
         Type::Struct(layout) => layout.name,
         Type::PodCpus => "state.PodEntry",

@@ -132,10 +132,10 @@ impl Value {
     }
 
     /// The members of a map with text keys.
-    pub(super) fn members(&self) -> Vec<(&str, &Self)> {
+    pub(super) fn members<'a>(&'a self) -> Vec<(&'a str, &'a Self)> {
         let Self::Map(Some(map)) = self else { return Vec::new() };
-        let text = |(k, v)| match k {
-            &Key::Text(ref k) => Some((k.as_str(), v)),
+        let text = |(key, value): (&'a Key, &'a Self)| match key {
+            Key::Text(key) => Some((key.as_str(), value)),
             Key::Int(_) => None,
         };
         map.iter().filter_map(text).collect()

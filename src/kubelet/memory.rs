@@ -147,7 +147,7 @@ fn content(bytes: &[u8], report: &mut Report) -> Option<MemoryInspection> {
     let has_pods = !value.map(&MEMORY_ANY, "PodEntries").is_empty();
     let stored = value.uint(&MEMORY_ANY, "Checksum");
     let format = if stored == 0 {
-        if there("checksum") && !has_data {
+        if there("checksum") {
             report.note("checksum", "0", Problem::ChecksumZero);
         }
         Some(if has_pods { "v2" } else { "v1" })

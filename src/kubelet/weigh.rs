@@ -15,16 +15,20 @@ use crate::owner::Owner;
 use std::collections::BTreeMap;
 
 /// Judges a content that something vouches for.
-pub(super) fn weigh(content: Content, context: Context<'_>, mut report: Report) -> Inspection {
-    let default = list("defaultCpuSet", &content.default, &mut report).unwrap_or_default();
+pub(super) fn weigh(said: Content, context: Context<'_>, mut report: Report) -> Inspection {
+    let default = list("defaultCpuSet", &said.default, &mut report).unwrap_or_default();
     let mut pods = BTreeMap::new();
-    for (pod, (key, text)) in &content.pods {
+    for (pod, (key, text)) in &said.pods {
         if let Some(cpus) = list(key, text, &mut report) {
+            let written = cpus.to_string();
+            if written != *text {
+                report.find(key, text, Problem::ListForm { written });
+            }
             pods.insert(pod.clone(), cpus);
         }
     }
-    let matter = !content.entries.is_empty() || !pods.is_empty();
-    let policy = &content.policy;
+    let matter = !said.entries.is_empty() || !pods.is_empty();
+    let policy = &said.policy;
     if matter && policy != "static" {
         report.find("policyName", policy, Problem::PolicyWithEntries);
     }
@@ -32,14 +36,14 @@ pub(super) fn weigh(content: Content, context: Context<'_>, mut report: Report) 
         report.tell(matter, "policyName", policy, Problem::Policy { configured: configured.into() });
     }
     let mut entries: Vec<Weighed> =
-        content.entries.into_iter().map(|raw| entry(raw, context, &mut report)).collect();
+        said.entries.into_iter().map(|raw| entry(raw, context, &mut report)).collect();
     same_containers(&mut entries, &mut report);
     sharing(&mut entries, &pods, &mut report);
-    pod_sets(&mut entries, &content.pods, &pods, &mut report);
+    pod_sets(&mut entries, &said.pods, &pods, &mut report);
     pool(&entries, &default, &mut report);
     if let Some(machine) = context.machine {
         on_machine(&mut entries, machine, &mut report);
-        whole(&entries, &default, &content.default, &pods, machine, matter, &mut report);
+        whole(&entries, &default, &said.default, &pods, machine, matter, &mut report);
     }
     let mut entries: Vec<Entry> = entries.into_iter().map(|w| w.entry).collect();
     for entry in &mut entries {
@@ -47,9 +51,9 @@ pub(super) fn weigh(content: Content, context: Context<'_>, mut report: Report) 
     }
     entries.sort_by(|a, b| (&a.pod, &a.container, &a.id).cmp(&(&b.pod, &b.container, &b.id)));
     Inspection {
-        format: Some(content.format),
+        format: Some(said.format),
         importable: entries.is_empty() || entries.iter().any(|e| e.usable),
-        policy: content.policy,
+        policy: said.policy,
         default,
         entries,
         pods,

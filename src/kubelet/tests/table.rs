@@ -65,7 +65,7 @@ fn conditions() -> Vec<Condition> {
         }),
         with("empty pool", |s| s.default = list("")),
         Condition { strict: true, ..sound("strict, reserved in pool") },
-        edited("a list that is none", |f| f.replace("\"6\"", "\"6-4\"").replace("\\\"6\\\"", "\\\"6-4\\\"")),
+        edited("a list that is none", |f| with_checksum(&f, "0").replace("\"6\"", "\"6-4\"")),
     ]
 }
 
@@ -124,7 +124,9 @@ fn cell(condition: &Condition, version: &str, pod_level: bool) -> String {
     text.push_str(if truepin.importable { " yes" } else { " no" });
     let count = |list: &[FindingDoc]| {
         let mut by_code: BTreeMap<&str, usize> = BTreeMap::new();
-        list.iter().for_each(|f| *by_code.entry(f.code).or_default() += 1);
+        for finding in list {
+            *by_code.entry(finding.code).or_default() += 1;
+        }
         let times = |(code, n): (&str, usize)| if n == 1 { code.to_owned() } else { format!("{code}*{n}") };
         by_code.into_iter().map(times).collect::<Vec<_>>().join(" ")
     };
