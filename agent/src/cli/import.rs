@@ -65,7 +65,7 @@ struct KubeletArgs {
     /// A recorded machine: the directory that holds its `sys` [default: this machine]
     #[arg(long, value_name = "MACHINE")]
     root: Option<PathBuf>,
-    /// The configured policies: static or none for CPUs, Static, None or BestEffort for memory [default: as in the files]
+    /// The configured policies: static or none for CPUs, Static, None or `BestEffort` for memory [default: as in the files]
     #[arg(long = "policy", value_name = "P", value_enum)]
     policies: Vec<Policy>,
     /// The kubelet's reserved CPUs; without them nobody can tell whether it would start
@@ -74,7 +74,7 @@ struct KubeletArgs {
     /// The static policy's options that are on
     #[arg(long, value_name = "a,b", value_delimiter = ',', value_parser = OPTIONS)]
     options: Vec<String>,
-    /// The kubelet's feature gate PodLevelResourceManagers is on
+    /// The kubelet's feature gate `PodLevelResourceManagers` is on
     #[arg(long)]
     pod_level_gate: bool,
     /// Judge only, adopt nothing
@@ -129,7 +129,7 @@ enum ExportTo {
 
 #[derive(Debug, Args)]
 struct KubeletExportArgs {
-    /// The version: v2 is read by 1.18 and later, v4 is that of 1.37, v3 that of 1.36 with PodLevelResourceManagers
+    /// The version: v2 is read by 1.18 and later, v4 is that of 1.37, v3 that of 1.36 with `PodLevelResourceManagers`
     #[arg(long, value_enum, default_value_t = Version::V2)]
     version: Version,
     /// truepin's record [default: /var/lib/truepin/checkpoint.json]
@@ -224,7 +224,7 @@ pub(super) fn import(args: &ImportArgs, paths: &Paths) -> Result<u8, Failure> {
     let (cpu, memory) = (file(CPU_FILE)?, file(MEMORY_FILE)?);
     let policy = |of_memory| {
         let names = args.policies.iter().map(|p| p.name());
-        names.filter(|(_, memory)| *memory == of_memory).map(|(name, _)| name).last()
+        names.filter(|(_, memory)| *memory == of_memory).map(|(name, _)| name).next_back()
     };
     let judgement = kubelet::judge(&Input {
         dir: &args.dir.to_string_lossy(),
