@@ -284,7 +284,10 @@ fn report(document: &ImportDoc) -> String {
         let rows: Vec<_> = document.files.iter().map(row).collect();
         text += &table(&["FILE", "VERSION", "POLICY", "KUBELET LOADS IT", "WHY NOT"], &rows);
     }
-    let _ = write!(text, "kubelet: load {}, start {}", said(Some(kubelet.load)), said(kubelet.start));
+    let _ = write!(text, "kubelet: load {}", said(Some(kubelet.load)));
+    if kubelet.load == Answer::Ok {
+        let _ = write!(text, ", start {}", said(kubelet.start));
+    }
     if let Some(reason) = &kubelet.reason {
         let _ = write!(text, " ({reason})");
     }
