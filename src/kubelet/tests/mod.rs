@@ -167,7 +167,7 @@ fn the_formats_are_frozen() {
     assert_eq!((sum(memory(false)), sum(memory(true))), ("2784678231}".into(), "3613883966}".into()));
 }
 
-/// The seed's own scenario: version 1 was read by 1.18 as version 2, under another type's name, and "the checkpoint is
+/// What broke every upgrade to 1.18: version 1 was read by it as version 2, under another type's name, and "the checkpoint is
 /// corrupted".
 #[test]
 fn a_v1_file_whose_checksum_was_made_by_a_pre_1_18_kubelet() {
@@ -190,7 +190,7 @@ fn a_v1_file_whose_checksum_was_made_by_a_pre_1_18_kubelet() {
     assert_eq!(codes(&inspected(&edited).findings), ["checksum"]);
 }
 
-/// The seed's own scenario: names come from the containers that already run; one that is gone is a finding, not the end.
+/// After a restart, names come from the containers that already run; one that is gone is a finding, not the end.
 #[test]
 fn a_v1_file_with_initial_containers_from_the_map() {
     let mut containers = running();
