@@ -8,8 +8,9 @@
 
 use super::dump::{checksum, data_checksum};
 use super::finding::{Finding, Problem};
-use super::json::{Decoded, check, decode};
+use super::json::{Decoded, decode};
 use super::layout::{Layout, Value};
+use super::syntax::check;
 use serde::Serialize;
 use std::fmt;
 

@@ -5,8 +5,9 @@
 //! Invariant: a [`Problem`] is a finding or a note by where it is reported, never by its text: notes are what the
 //! kubelet does in the ordinary course or what has no bearing on an import.
 
-use super::json::{JsonError, Oddity, OddityKind};
+use super::json::{Oddity, OddityKind};
 use super::ranges::{CpuRanges, RangeError};
+use super::syntax::JsonError;
 use serde::Serialize;
 use std::fmt;
 

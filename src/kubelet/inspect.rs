@@ -12,12 +12,13 @@
 use super::dump::encode;
 use super::envelope::{Candidate, Format, Report, absent, open, open_data, vouch};
 use super::finding::{Finding, Problem};
-use super::json::{Decoded, JsonError, decode};
+use super::json::{Decoded, decode};
 use super::layout::{
     CPU_ANY, CPU_NAME, CPU_NAME_V2, CPU_V1, CPU_V2, CPU_V3, CPU_V4, DATA_ANY, Layout, POD_ENTRY, Type, Value,
 };
 use super::load::{Containers, Machine, State};
 use super::ranges::CpuRanges;
+use super::syntax::JsonError;
 use super::weigh::weigh;
 use std::collections::BTreeMap;
 

@@ -11,9 +11,10 @@
 //! of 1.36.
 
 use super::dump::checksum;
-use super::json::{JsonError, decode};
+use super::json::decode;
 use super::layout::{CPU_NAME, CPU_NAME_V2, CPU_V1, CPU_V2, CPU_V3, Layout, Value};
 use super::ranges::{CpuRanges, RangeError};
+use super::syntax::JsonError;
 use std::collections::BTreeMap;
 
 /// Container id to pod UID and container name: the containers that ran when the file was read.

@@ -3,7 +3,7 @@
 //! Problem: a node that changes hands has a state file of one of four versions, with checksums over the dumps of Go
 //! values, and pods that run on what it says. Whoever takes over must know two things apart: what the kubelet makes of
 //! the file, faults included, and what of it is true.
-//! Steps: `layout` (the Go types, as data), `json` (Go's reader), `dump` (checksums and Go's writer), `ranges` (Go's
+//! Steps: `layout` (the Go types, as data), `syntax` and `json` (Go's reader), `dump` (checksums and Go's writer), `ranges` (Go's
 //! CPU lists) are the means; [`load`](fn@load) and [`start`] are the kubelet's verdict, [`inspect`] is truepin's with its
 //! [`Finding`]s, [`adoptions`] what there is to take over, [`judge`] all of it as a document,
 //! [`export`](fn@export) the way back.
@@ -21,6 +21,7 @@ mod layout;
 mod load;
 mod memory;
 mod ranges;
+mod syntax;
 #[cfg(test)]
 mod tests;
 mod weigh;
@@ -34,10 +35,10 @@ pub use envelope::Format;
 pub use export::{Exported, export};
 pub use finding::{Finding, FindingDoc, Problem};
 pub use inspect::{Context, Entry, Inspection, inspect};
-pub use json::JsonError;
 pub use load::{Containers, Entries, LoadError, Machine, Setup, StartError, State, load, start};
 pub use memory::{Block, MemoryInspection, inspect_memory, load_memory};
 pub use ranges::{CpuRanges, MAX_CPUS, RangeError};
+pub use syntax::JsonError;
 
 /// Texts whose checksums are a checkpoint's, for those who compare with the kubelet: by version, the dump that is hashed.
 #[must_use]
