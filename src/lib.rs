@@ -11,6 +11,7 @@ pub mod checkpoint;
 pub mod containers;
 pub mod cpuset;
 pub mod idset;
+pub mod kubelet;
 pub mod kubepods;
 pub mod ledger;
 pub mod nodeset;

@@ -4,10 +4,13 @@
 //! folder per kind. A kind is one line of output, counted in records; a folder that is absent is skipped by name.
 //! The folders may hold other records of the same shape: nothing here knows a name or a count.
 
+mod checkpoints;
+mod machines;
 mod topologies;
 
+use serde_json::Value;
 use std::{
-    env,
+    env, fs,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -21,7 +24,10 @@ struct Kind {
 }
 
 /// In the order of the output.
-const KINDS: &[Kind] = &[Kind { name: "topologies", folder: "topologies", compare: topologies::compare }];
+const KINDS: &[Kind] = &[
+    Kind { name: "checkpoints", folder: "vectors", compare: checkpoints::compare },
+    Kind { name: "topologies", folder: "topologies", compare: topologies::compare },
+];
 
 /// What came of a kind's records.
 #[derive(Default)]
@@ -45,6 +51,15 @@ struct Mismatch {
 fn shared() -> PathBuf {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     workspace.join(env::var_os("TRUEPIN_SHARED").unwrap_or_else(|| "../shared".into()))
+}
+
+/// The records of a file of JSON lines.
+fn records(path: &Path) -> Result<Vec<Value>, String> {
+    let text = fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    lines
+        .map(|(i, line)| serde_json::from_str(line).map_err(|e| format!("{}:{}: {e}", path.display(), i + 1)))
+        .collect()
 }
 
 fn main() -> ExitCode {

@@ -4,6 +4,7 @@ mod agent;
 mod ask;
 mod assign;
 mod checkpoint;
+mod import;
 mod list;
 mod output;
 mod pods;
@@ -92,6 +93,12 @@ enum Command {
     /// Did the pinning hold? 0 held, 1 violated, 3 inconclusive
     #[command(after_help = "Example:\n  truepin verify run/db\n  truepin verify --for 10s -o json")]
     Verify(verify::VerifyArgs),
+    /// What another manager left behind
+    #[command(after_help = "Example:\n  truepin import kubelet --dry-run")]
+    Import(import::ImportArgs),
+    /// What another manager needs to go on
+    #[command(after_help = "Example:\n  truepin export kubelet --to ./cpu_manager_state")]
+    Export(import::ExportArgs),
     /// Waits for its CPUs, then becomes the command of `run`
     #[command(name = "__exec", hide = true)]
     Exec(shim::ExecArgs),
@@ -200,6 +207,8 @@ pub fn main() -> u8 {
         Command::Topology(args) => topology::topology(&args, &paths),
         Command::Checkpoint(args) => checkpoint::checkpoint(args, &paths),
         Command::Verify(args) => verify::verify(&args, &paths),
+        Command::Import(args) => import::import(&args, &paths),
+        Command::Export(args) => import::export(&args, &paths),
         Command::Exec(_) => Ok(0),
     };
     result.unwrap_or_else(|failure: Failure| failure.print())
