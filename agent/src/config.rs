@@ -50,6 +50,8 @@ pub enum RunMode {
     Enforce,
     /// Judge only.
     Audit,
+    /// Enforce, after taking over what a kubelet has assigned.
+    Migrate,
 }
 
 /// The reserved CPUs.

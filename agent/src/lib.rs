@@ -10,6 +10,7 @@ pub mod containers;
 pub mod engine;
 pub mod evidence;
 pub mod executor;
+pub mod kubelet;
 pub mod lock;
 pub mod paths;
 pub mod procfs;

@@ -92,6 +92,7 @@ pub struct Agent {
     _host: Option<Flock<File>>,
     about: About,
     declared: Vec<Declared>,
+    adopt: Vec<(Owner, CpuSet)>,
     inbox: mpsc::Receiver<Command>,
     wake: Arc<EventFd>,
     waiting: Vec<Waiting>,
@@ -133,6 +134,7 @@ impl Agent {
             _host: prepared.host,
             about: prepared.about,
             declared: prepared.declared,
+            adopt: prepared.adopt,
             inbox,
             wake: wake.clone(),
             waiting: Vec::new(),
@@ -152,6 +154,7 @@ impl Agent {
         }
         self.engine.drive(Event::Started);
         self.engine.look_at_tree();
+        self.take_over();
         self.declare();
         self.next_tick_ns = now_ns().saturating_add(self.tick_ns);
         loop {
@@ -308,6 +311,20 @@ impl Agent {
             let evidence = self.engine.collect();
             self.engine.drive(Event::Collected(evidence));
             self.declare();
+        }
+    }
+
+    /// What another manager has given out, before anybody else gets CPUs. Its containers were just found in the tree.
+    fn take_over(&mut self) {
+        let owners = mem::take(&mut self.adopt);
+        if owners.is_empty() {
+            return;
+        }
+        let count = owners.len();
+        match self.engine.ask(|ticket| Event::Adopt { ticket, owners }) {
+            Answer::Pod(_) => tracing::info!("{count} assignments are taken over; no task was moved"),
+            Answer::Refused(error) => tracing::error!("nothing was taken over: {}", chain(&error)),
+            other => tracing::error!("nothing was taken over: {other:?}"),
         }
     }
 

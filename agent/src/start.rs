@@ -12,6 +12,7 @@ use crate::{
     containers::{Names, Scanner},
     engine::Engine,
     evidence::{self, Collector},
+    kubelet,
     lock::{self, LockError},
     paths::Paths,
     procfs::{self, ProcError},
@@ -76,6 +77,12 @@ pub enum StartError {
     /// The slice's name, which is fixed and right.
     #[error(transparent)]
     Path(#[from] truepin::cgroup::PathError),
+    /// A kubelet gives out CPUs too.
+    #[error("a kubelet with the static policy (pid {}) gives out this node's CPUs: {}", found.pid, found.says)]
+    Kubelet {
+        /// Which.
+        found: kubelet::Static,
+    },
     /// Auditing needs the programs.
     #[error("auditing needs the eBPF programs")]
     NoBpf(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -97,6 +104,10 @@ impl StartError {
             Self::Store(StoreError::Lock(LockError::Held { .. })) | Self::Lock(LockError::Held { .. }) => {
                 Some("one agent at a time writes; ask that one, or stop it")
             }
+            Self::Kubelet { .. } => Some(
+                "`truepin agent --mode migrate` takes its assignments over and says what to change; \
+                 `--mode audit` watches beside it",
+            ),
             Self::NoBpf(_) => Some("run as root on a kernel with BTF (/sys/kernel/btf/vmlinux)"),
             _ => None,
         }
@@ -131,6 +142,8 @@ pub struct Prepared {
     pub declared: Vec<Declared>,
     /// What was found on the way; kept, unlike the notes.
     pub findings: Vec<FindingKind>,
+    /// Sets of another manager, to be taken over first.
+    pub adopt: Vec<(Owner, CpuSet)>,
     /// Things the operator should know.
     pub notes: Vec<String>,
 }
@@ -143,6 +156,13 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
     let mount = Mount::find(paths.cgroup_root.as_deref())?;
     if !audit && !mount.cpuset {
         return Err(StartError::NoCpuset { root: mount.root });
+    }
+    // A copied tree is not this host's.
+    if config.mode == RunMode::Enforce
+        && !mount.copied
+        && let Some(found) = kubelet::static_policy(Path::new("/proc"), Path::new("/"))
+    {
+        return Err(StartError::Kubelet { found });
     }
     let topology = sysfs::topology(&paths.sysfs)?;
     notes.extend(topology.oddities().iter().map(|o| format!("topology: {o}")));
@@ -199,6 +219,7 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
     });
     Ok(Prepared {
         declared: declared.collect(),
+        adopt: Vec::new(),
         engine: Engine::new(
             state,
             kernel,

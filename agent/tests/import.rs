@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use truepin::{
     assignments::{Assignment, Assignments, FirstValues, Mode},
     checkpoint::{self, Checkpoint},
+    containers::ContainerMap,
     kubelet::{self, Exported},
     request::Isolation,
 };
@@ -85,9 +86,18 @@ fn a_sound_file_is_importable_and_nothing_is_written() {
     // Nobody can tell whether it starts without the reservation.
     let (doc, _, code) = node.import(&[]);
     assert_eq!((code, &doc["kubelet"]["start"]), (0, &Value::Null));
-    // Adopting is the agent's.
-    let (_, err, code) = node.run(&["import", "kubelet", "--dir", "kubelet", "--root", "machine"]);
-    assert!(code == 3 && err.contains("needs the agent"), "{code} {err}");
+    // A recorded machine's sets are judged, not taken over; taking over is the agent's.
+    let (out, _, code) = node.run(&["import", "kubelet", "--dir", "kubelet", "--root", "machine"]);
+    assert!(code == 0 && out.contains("importable"), "{code} {out}");
+    let args = ["--socket", "none.sock", "import", "kubelet", "--dir", "kubelet"];
+    let out = Command::new(env!("CARGO_BIN_EXE_truepin"))
+        .args(args)
+        .current_dir(node.dir.path())
+        .env("TRUEPIN_SYSFS_ROOT", node.dir.path().join("machine"))
+        .output()
+        .unwrap();
+    let err = String::from_utf8(out.stderr).unwrap();
+    assert!(out.status.code() == Some(3) && err.contains("no agent answers"), "{err}");
     // And for people.
     let args = ["import", "kubelet", "--dir", "kubelet", "--root", "machine", "--dry-run"];
     let (out, _, code) = node.run(&args);
@@ -184,11 +194,17 @@ fn an_export_is_what_the_kubelet_starts_from() {
             isolation: Isolation::Auto,
             generation: 1,
             reason: String::new(),
+            original: None,
+            extra: checkpoint::Extra::new(),
         };
         assignments.owners.insert(owner.parse().unwrap(), assignment);
     }
     let record = Checkpoint {
         version: checkpoint::VERSION,
+        minor: checkpoint::MINOR,
+        strategy: checkpoint::STRATEGY.into(),
+        containers: ContainerMap::new(),
+        extra: checkpoint::Extra::new(),
         epoch: 1,
         boot_id: "5f1c3f0e-0000-4000-8000-000000000000".into(),
         topology: "t".into(),

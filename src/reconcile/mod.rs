@@ -170,6 +170,13 @@ pub enum Event {
     },
     /// Pods want to run.
     AdmitPods(Vec<PodAdmission>),
+    /// Take over sets that somebody else has given out: all of them, or none.
+    Adopt {
+        /// For the answer.
+        ticket: Ticket,
+        /// Disjoint sets by owner.
+        owners: Vec<(Owner, CpuSet)>,
+    },
     /// A pod is gone.
     RemovePod {
         /// For the answer.

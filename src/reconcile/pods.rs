@@ -22,7 +22,7 @@ use crate::{
     containers::{ContainerEntry, ContainerId},
     cpuset::CpuSet,
     owner::Owner,
-    request::Request,
+    request::{Isolation, Request},
     stale::SourceReport,
 };
 use std::collections::BTreeSet;
@@ -99,6 +99,60 @@ impl Turn<'_> {
         self.afresh();
         self.s.teardown = false;
         self.save();
+    }
+
+    /// Sets of another manager, as they are: its pods run on them already.
+    pub(super) fn adopt(&mut self, ticket: Ticket, owners: Vec<(Owner, CpuSet)>) {
+        if self.s.settings.audit {
+            return self.out.push(Effect::Reply(ticket, Answer::Refused(AdmitError::Audit)));
+        }
+        let before = self.s.assignments.clone();
+        let mut new = false;
+        for (owner, cpus) in &owners {
+            match self.adopt_one(owner, cpus) {
+                Ok(reserved) => new |= reserved == Reserved::New,
+                Err(error) => {
+                    self.s.assignments = before;
+                    return self.out.push(Effect::Reply(ticket, Answer::Refused(error)));
+                }
+            }
+        }
+        let answer = Answer::Pod(owners.clone());
+        if !new {
+            return self.out.push(Effect::Reply(ticket, answer));
+        }
+        for (owner, _) in owners {
+            if let Some(path) = self.s.homes.get(&owner).cloned() {
+                self.house(&owner, &path);
+            }
+        }
+        self.s.pending = Some(Pending::Promising { answers: vec![(ticket, answer)] });
+        self.afresh();
+        self.s.teardown = false;
+        self.save();
+    }
+
+    fn adopt_one(&mut self, owner: &Owner, cpus: &CpuSet) -> Result<Reserved, AdmitError> {
+        let strange = cpus.difference(self.s.topology.present().unwrap_or(&self.s.online));
+        if !strange.is_empty() {
+            return Err(AdmitError::NoSuchCpus { owner: owner.clone(), cpus: strange });
+        }
+        if let Some(uid) = uid_of(owner) {
+            self.s.sources.admitted(uid);
+        }
+        let (isolation, mode) = self.s.resolve(Isolation::Auto)?;
+        let promise = Promise {
+            cpus: cpus.clone(),
+            mode,
+            isolation,
+            generation: self.next_generation(),
+            reason: "taken over".into(),
+            made: false,
+            original: None,
+            extra: Extra::new(),
+        };
+        let online = self.s.online.clone();
+        Ok(self.s.assignments.promise(owner, promise, &online)?)
     }
 
     /// All or, with an error, whatever came before: the caller takes that back.

@@ -18,6 +18,7 @@ pub fn step(state: &mut State, event: Event, now: Instant) -> Vec<Effect> {
         }
         Event::Release { ticket, owner } => t.release(ticket, owner),
         Event::AdmitPods(pods) => t.admit_pods(pods),
+        Event::Adopt { ticket, owners } => t.adopt(ticket, owners),
         Event::RemovePod { ticket, uid } => t.remove_pod(ticket, &uid),
         Event::Container { ticket, id, owner, home } => t.container(ticket, id, owner, home),
         Event::Tree { pods, containers } => t.tree(pods, containers),

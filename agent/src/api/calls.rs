@@ -1,8 +1,8 @@
 //! Questions and answers as data, and how an engine answers them.
 
 use super::documents::{
-    CostDoc, FindingDoc, FindingsDoc, KernelDoc, NotedDoc, OwnerDoc, OwnersDoc, PodDoc, PoolsDoc, ProblemDoc,
-    RecordDoc, ReleasedDoc, SetDoc, StatusDoc, VerdictDoc, VerdictsDoc,
+    AdoptedDoc, CostDoc, FindingDoc, FindingsDoc, KernelDoc, NotedDoc, OwnerDoc, OwnersDoc, PodDoc, PoolsDoc,
+    ProblemDoc, RecordDoc, ReleasedDoc, SetDoc, StatusDoc, VerdictDoc, VerdictsDoc,
 };
 use crate::{engine::Engine, procfs, store::chain, sysfs};
 use serde::{Deserialize, Serialize};
@@ -81,6 +81,16 @@ pub enum Call {
     ContainerCreated(Box<ContainerCreated>),
     /// `POST /v1/sources`
     Source(Box<SourceReport>),
+    /// `POST /v1/adoptions`
+    Adopt(Box<Adoption>),
+}
+
+/// Sets that another manager has given out, as in `POST /v1/adoptions`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Adoption {
+    /// By owner; disjoint.
+    pub owners: Vec<SetDoc>,
 }
 
 /// A container that a runtime made, as in `POST /v1/containers`.
@@ -107,6 +117,7 @@ impl Call {
                 | Self::RemovePod(_)
                 | Self::ContainerCreated(_)
                 | Self::Source(_)
+                | Self::Adopt(_)
         )
     }
 }
@@ -191,6 +202,17 @@ pub fn answer(engine: &mut Engine, about: &About, call: Call) -> Outcome {
         }
         Call::RemovePod(uid) => removed(engine, uid),
         Call::ContainerCreated(c) => container_created(engine, *c),
+        Call::Adopt(adoption) => {
+            let owners = adoption.owners.into_iter().map(|o| (o.owner, o.cpus)).collect();
+            match engine.ask(|ticket| Event::Adopt { ticket, owners }) {
+                Answer::Pod(sets) => {
+                    let owners = sets.into_iter().map(|(owner, cpus)| SetDoc { owner, cpus }).collect();
+                    json(&AdoptedDoc { schema: "truepin.adopted/1".into(), owners })
+                }
+                Answer::Refused(error) => Err(refused(&error)),
+                other => Err(problem(500, "internal", format!("unexpected answer {other:?}"), None)),
+            }
+        }
         Call::Source(report) => {
             let what = format!("source {}", report.source);
             match engine.ask(|ticket| Event::Source { ticket, report: *report }) {

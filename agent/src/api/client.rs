@@ -57,6 +57,7 @@ fn target(call: &Call) -> (Method, String) {
         Call::AdmitPod(_) => (Method::POST, "/v1/pods".into()),
         Call::RemovePod(uid) => (Method::DELETE, format!("/v1/pods/{}", escape(uid))),
         Call::ContainerCreated(_) => (Method::POST, "/v1/containers".into()),
+        Call::Adopt(_) => (Method::POST, "/v1/adoptions".into()),
         Call::Source(_) => (Method::POST, "/v1/sources".into()),
         Call::Release(None) => (Method::DELETE, "/v1/owners".into()),
         Call::Release(Some(owner)) => (Method::DELETE, format!("/v1/owners/{}", escape(&owner.to_string()))),
@@ -78,6 +79,7 @@ pub async fn ask(socket: &Path, call: &Call) -> Result<Outcome, ClientError> {
         Call::AdmitPod(pod) => serde_json::to_vec(pod),
         Call::ContainerCreated(container) => serde_json::to_vec(container),
         Call::Source(report) => serde_json::to_vec(report),
+        Call::Adopt(adoption) => serde_json::to_vec(adoption),
         _ => Ok(Vec::new()),
     };
     let body = body.map_err(|e| broken(e.into()))?;

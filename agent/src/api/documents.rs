@@ -247,6 +247,15 @@ pub struct PodDoc {
     pub owners: Vec<SetDoc>,
 }
 
+/// `truepin.adopted/1`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdoptedDoc {
+    /// `truepin.adopted/1`
+    pub schema: String,
+    /// Everything that was taken over, or was before.
+    pub owners: Vec<SetDoc>,
+}
+
 /// `truepin.noted/1`
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotedDoc {

@@ -1,7 +1,7 @@
 //! HTTP over the Unix socket.
 //!
 //! Peer credentials decide (`SO_PEERCRED`): root writes; whoever the socket's mode lets connect (group `truepin`)
-//! reads. Bodies are bounded to 64 KiB. The runtime here never touches the kernel or the disk: it hands calls to the
+//! reads. Bodies are bounded to 1 MiB, the sets of some thousand containers. The runtime here never touches the kernel or the disk: it hands calls to the
 //! engine's thread and waits.
 
 use super::{
@@ -30,7 +30,7 @@ use tokio::{
     sync::oneshot,
 };
 
-const BODY_LIMIT: usize = 64 * 1024;
+const BODY_LIMIT: usize = 1024 * 1024;
 /// The group that may read.
 const GROUP: &str = "truepin";
 /// Where groups are.
@@ -128,6 +128,7 @@ pub async fn serve(listener: UnixListener, mailbox: Mailbox) -> io::Result<()> {
         .route("/v1/pods/{uid}", delete(|p, s, UrlPath(uid)| call(p, s, Call::RemovePod(uid))))
         .route("/v1/containers", post(|p, s, b| posted(p, s, b, Call::ContainerCreated)))
         .route("/v1/sources", post(|p, s, b| posted(p, s, b, Call::Source)))
+        .route("/v1/adoptions", post(|p, s, b| posted(p, s, b, Call::Adopt)))
         .route("/v1/verdicts", get(verdicts))
         .route("/v1/findings", get(|peer, state| call(peer, state, Call::Findings)))
         .route("/v1/findings/{id}", get(finding))

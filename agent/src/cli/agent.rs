@@ -1,10 +1,10 @@
 //! `truepin agent`
 
-use super::{ask::runtime, output::Failure};
+use super::{ask::runtime, import, output::Failure};
 use crate::{
     api::server,
     config::{Config, RunMode},
-    containers,
+    containers, kubelet,
     paths::Paths,
     run::{Agent, Command, Mailbox},
     start,
@@ -21,6 +21,9 @@ pub(super) struct AgentArgs {
     /// Names of containers that already run, where they cannot be found out: a JSON array of [container id, pod uid, name]
     #[arg(long, value_name = "FILE")]
     containers: Option<PathBuf>,
+    /// The kubelet's directory, for `--mode migrate`
+    #[arg(long, value_name = "DIR", default_value = kubelet::DIR)]
+    kubelet_dir: PathBuf,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -29,6 +32,8 @@ enum Mode {
     Enforce,
     /// Judge only; nothing is written and nobody is moved
     Audit,
+    /// Take over what this node's kubelet has assigned, moving nobody, then enforce
+    Migrate,
 }
 
 pub(super) fn agent(args: &AgentArgs, paths: &Paths) -> Result<u8, Failure> {
@@ -36,6 +41,7 @@ pub(super) fn agent(args: &AgentArgs, paths: &Paths) -> Result<u8, Failure> {
     match args.mode {
         Some(Mode::Enforce) => config.mode = RunMode::Enforce,
         Some(Mode::Audit) => config.mode = RunMode::Audit,
+        Some(Mode::Migrate) => config.mode = RunMode::Migrate,
         None => {}
     }
     config.check_mode(&paths.config)?;
@@ -45,7 +51,10 @@ pub(super) fn agent(args: &AgentArgs, paths: &Paths) -> Result<u8, Failure> {
         Some(path) => containers::names(path).map_err(|e| Failure::new(2, &e, None))?,
         None => containers::Names::new(),
     };
-    let prepared = start::prepare(&config, paths, names)?;
+    let mut prepared = start::prepare(&config, paths, names)?;
+    if config.mode == RunMode::Migrate {
+        prepared.adopt = import::takeover(&args.kubelet_dir, args.containers.as_deref(), paths)?;
+    }
     let listener = {
         let _inside = runtime.enter();
         server::bind(&paths.socket).map_err(|e| Failure::new(3, &e, None))?

@@ -7,10 +7,18 @@
 
 use super::{
     Format, Output,
+    ask::ask,
     output::{Failure, json, print},
     table::{Cell, table},
 };
-use crate::{paths::Paths, sysfs};
+use crate::{
+    api::{
+        calls::{Adoption, Call},
+        documents::{AdoptedDoc, SetDoc},
+    },
+    paths::Paths,
+    sysfs,
+};
 use clap::{Args, Subcommand, ValueEnum};
 use std::{
     fmt::Write as _,
@@ -19,7 +27,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use truepin::{
-    CpuSet, CpuTopology, NodeSet, checkpoint,
+    CpuSet, CpuTopology, NodeSet, Owner, checkpoint,
     kubelet::{
         self, Answer, CPU_FILE, Containers, Exported, FindingDoc, ImportDoc, Input, Judgement, MEMORY_FILE,
         State,
@@ -49,7 +57,7 @@ pub(super) struct ImportArgs {
 enum ImportFrom {
     /// The kubelet's CPU and memory manager: what their files say, what the kubelet would do, what can be taken over
     #[command(
-        after_help = "Example:\n  truepin import kubelet --dry-run\n  truepin import kubelet --dir ./kubelet --root ./recorded-machine --reserved 0-1 --dry-run -o json\n\nExit status: 0 importable without findings, 1 findings, 2 usage, 3 unreadable."
+        after_help = "Example:\n  truepin import kubelet --dry-run\n  truepin import kubelet\n  truepin import kubelet --dir ./kubelet --root ./recorded-machine --reserved 0-1 --dry-run -o json\n\nExit status: 0 importable without findings, 1 findings, 2 usage, 3 unreadable."
     )]
     Kubelet(KubeletArgs),
 }
@@ -62,7 +70,7 @@ struct KubeletArgs {
     /// Running containers: a JSON array of [container id, pod uid, name]. Files of before 1.18 need it
     #[arg(long, value_name = "FILE")]
     containers: Option<PathBuf>,
-    /// A recorded machine: the directory that holds its `sys` [default: this machine]
+    /// A recorded machine: the directory that holds its `sys` [default: this machine]; judges only
     #[arg(long, value_name = "MACHINE")]
     root: Option<PathBuf>,
     /// The configured policies: static or none for CPUs, Static, None or `BestEffort` for memory [default: as in the files]
@@ -80,6 +88,9 @@ struct KubeletArgs {
     /// Judge only, adopt nothing
     #[arg(long)]
     dry_run: bool,
+    /// Take over what stands, though there are findings about the rest
+    #[arg(long, conflicts_with = "dry_run")]
+    good_part: bool,
     #[command(flatten)]
     format: Format,
 }
@@ -239,10 +250,14 @@ pub(super) fn import(args: &ImportArgs, paths: &Paths) -> Result<u8, Failure> {
         reserved: args.reserved.as_ref(),
         strict: args.options.iter().any(|o| o == "strict-cpu-reservation"),
     });
-    if !args.dry_run {
-        return adopt(&judgement);
-    }
     let document = &judgement.document;
+    let clean = document.truepin.importable && document.truepin.findings.is_empty();
+    // Sets of a recorded machine are nothing for this one.
+    let judge_only = args.dry_run || args.root.is_some();
+    if !judge_only && (clean || args.good_part) {
+        adopt(&judgement, args.format, paths)?;
+        return Ok(u8::from(!clean));
+    }
     match args.format.output {
         Output::Json => json(document)?,
         Output::Table => print(&report(document))?,
@@ -250,14 +265,60 @@ pub(super) fn import(args: &ImportArgs, paths: &Paths) -> Result<u8, Failure> {
     Ok(u8::from(!document.truepin.importable || !document.truepin.findings.is_empty()))
 }
 
-/// Takes over what stands: `judgement.adoption.owners` are disjoint sets by owner.
-fn adopt(judgement: &Judgement) -> Result<u8, Failure> {
-    let owners = judgement.adoption.owners.len();
-    Err(Failure {
-        code: 3,
-        text: format!("adopting {owners} owners: this needs the agent, which cannot do it yet"),
-        hint: Some("see what an import would bring with --dry-run".into()),
-    })
+/// What stands of the state of this node's kubelet, for an agent that starts; findings about the rest are logged.
+pub(super) fn takeover(
+    dir: &Path,
+    names: Option<&Path>,
+    paths: &Paths,
+) -> Result<Vec<(Owner, CpuSet)>, Failure> {
+    let containers = containers(names)?;
+    let topology = machine(None, paths)?;
+    let nodes: NodeSet = topology.nodes().iter().map(|n| n.id).collect();
+    let cpu = read(&dir.join(CPU_FILE)).map_err(|e| Failure::new(3, &e, None))?;
+    if cpu.is_none() {
+        tracing::warn!("{} does not exist: there is nothing to take over", dir.join(CPU_FILE).display());
+    }
+    let judgement = kubelet::judge(&Input {
+        dir: &dir.to_string_lossy(),
+        cpu: cpu.as_deref(),
+        memory: None,
+        policy: None,
+        memory_policy: None,
+        pod_level: true,
+        containers: &containers,
+        online: Some(topology.online()),
+        nodes: Some(&nodes).filter(|n| !n.is_empty()),
+        reserved: None,
+        strict: false,
+    });
+    for finding in &judgement.document.truepin.findings {
+        tracing::warn!("{}: {}", finding.path, finding.text);
+    }
+    tracing::warn!("{}", kubelet_advice().trim());
+    Ok(judgement.adoption.owners)
+}
+
+/// Takes over what stands: `judgement.adoption.owners` are disjoint sets by owner. The agent takes all of them or none,
+/// and a second time changes nothing.
+fn adopt(judgement: &Judgement, format: Format, paths: &Paths) -> Result<(), Failure> {
+    let owners = judgement.adoption.owners.iter();
+    let owners = owners.map(|(owner, cpus)| SetDoc { owner: owner.clone(), cpus: cpus.clone() }).collect();
+    let adopted: AdoptedDoc = ask(paths, &Call::Adopt(Box::new(Adoption { owners })))?;
+    match format.output {
+        Output::Json => json(&adopted),
+        Output::Table if adopted.owners.is_empty() => print("there was nothing to take over\n"),
+        Output::Table => {
+            let row = |o: &SetDoc| vec![Cell::from(&o.owner), Cell::from(&o.cpus)];
+            let rows: Vec<_> = adopted.owners.iter().map(row).collect();
+            print(&(table(&["TAKEN OVER", "CPUS"], &rows) + kubelet_advice()))
+        }
+    }
+}
+
+/// What the operator changes so that the two do not undo each other.
+fn kubelet_advice() -> &'static str {
+    "next: set cpuManagerPolicy: none in the kubelet's configuration, remove its cpu_manager_state, restart it;\n\
+     pods keep running on their CPUs. The way back: truepin export kubelet\n"
 }
 
 /// The answer for people.
@@ -324,8 +385,7 @@ pub(super) fn export(args: &ExportArgs, paths: &Paths) -> Result<u8, Failure> {
         reserved: (&record.assignments.reserved).into(),
         strict: record.assignments.strict_reserved,
     };
-    let owners = record.assignments.owners.iter().map(|(owner, a)| (owner, &a.cpus));
-    let (state, others) = State::of(owners, &machine);
+    let (state, others) = State::of(record.assignments.sets(), &machine);
     // What the kubelet would refuse is not worth writing: CPUs that are gone, nothing reserved.
     let containers = Containers::new();
     let setup =

@@ -1,0 +1,134 @@
+//! A kubelet on this host that gives out CPUs itself.
+//!
+//! Problem: two managers of one node's CPUs undo each other. Whether a kubelet is one of them is said by its command line,
+//! by its configuration, or by the state file that it keeps; a file that a kubelet of the past left behind says nothing.
+//! Steps: find a process named `kubelet`; then its flags, the file that `--config` names, and its state.
+//! Source: kubelet 1.36 `cmd/kubelet/app/options`, `pkg/kubelet/apis/config/types.go`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Where a kubelet keeps its state, unless `--root-dir` says otherwise.
+pub const DIR: &str = "/var/lib/kubelet";
+
+/// A kubelet whose CPU manager has the static policy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Static {
+    /// Its process.
+    pub pid: u32,
+    /// Its directory.
+    pub dir: PathBuf,
+    /// By which one knows.
+    pub says: String,
+}
+
+/// The value of a flag, as `--flag=value` or `--flag value`.
+fn flag<'a>(args: &'a [String], name: &str) -> Option<&'a str> {
+    args.iter().enumerate().find_map(|(i, arg)| {
+        let rest = arg.strip_prefix("--")?.strip_prefix(name)?;
+        if rest.is_empty() { args.get(i + 1).map(String::as_str) } else { rest.strip_prefix('=') }
+    })
+}
+
+/// The policy that a configuration names: YAML or JSON, of which one line is of interest.
+fn configured(text: &str) -> Option<&str> {
+    text.lines().flat_map(|l| l.split([',', '{', '}'])).find_map(|part| {
+        let (key, value) = part.split_once(':')?;
+        let key = key.trim().trim_matches(['"', '\'']);
+        (key == "cpuManagerPolicy")
+            .then(|| value.split('#').next().unwrap_or_default().trim().trim_matches(['"', '\'']))
+    })
+}
+
+/// The live kubelet with the static policy. `proc` is where processes are (`/proc`), `root` what their paths are below
+/// (`/`). What cannot be read says nothing.
+#[must_use]
+pub fn static_policy(proc: &Path, root: &Path) -> Option<Static> {
+    let pids = fs::read_dir(proc).ok()?.filter_map(|e| e.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| comm(proc, *pid).as_deref() == Some("kubelet")).find_map(|pid| {
+        let line = fs::read(proc.join(pid.to_string()).join("cmdline")).ok()?;
+        let args: Vec<String> =
+            line.split(|b| *b == 0).map(|a| String::from_utf8_lossy(a).into_owned()).collect();
+        let below = |path: &str| root.join(path.trim_start_matches('/'));
+        let dir = below(flag(&args, "root-dir").unwrap_or(DIR));
+        let says = says(&args, &dir, below)?;
+        Some(Static { pid, dir, says })
+    })
+}
+
+fn comm(proc: &Path, pid: u32) -> Option<String> {
+    Some(fs::read_to_string(proc.join(pid.to_string()).join("comm")).ok()?.trim().to_owned())
+}
+
+fn says(args: &[String], dir: &Path, below: impl Fn(&str) -> PathBuf) -> Option<String> {
+    // A flag outweighs the file.
+    if let Some(policy) = flag(args, "cpu-manager-policy") {
+        return (policy == "static").then(|| "its command line: --cpu-manager-policy=static".into());
+    }
+    if let Some(path) = flag(args, "config").map(below)
+        && let Ok(text) = fs::read_to_string(&path)
+        && let Some(policy) = configured(&text)
+    {
+        return (policy == "static").then(|| format!("{}: cpuManagerPolicy: static", path.display()));
+    }
+    // Drop-in folders and defaults of distributions: what it keeps is what it does.
+    let state = dir.join(truepin::kubelet::CPU_FILE);
+    let text = fs::read_to_string(&state).ok()?;
+    let document: serde_json::Value = serde_json::from_str(&text).ok()?;
+    (document.get("policyName")? == "static").then(|| format!("{}: policyName static", state.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn by_flag_configuration_and_state() {
+        let yaml = "kind: KubeletConfiguration\ncpuManagerPolicy: static # here\n";
+        let json = r#"{"kind":"KubeletConfiguration","cpuManagerPolicy":"static","maxPods":110}"#;
+        let none = "cpuManagerPolicy: none\n";
+        let state = r#"{"policyName":"static","defaultCpuSet":"0-1","checksum":1}"#;
+        for (comm, args, config, kept, found) in [
+            ("kubelet", vec!["kubelet", "--cpu-manager-policy=static"], "", "", Some("command line")),
+            ("kubelet", vec!["kubelet", "--cpu-manager-policy", "static"], "", "", Some("command line")),
+            ("kubelet", vec!["kubelet", "--config=/etc/k.yaml"], yaml, "", Some("cpuManagerPolicy")),
+            ("kubelet", vec!["kubelet", "--config", "/etc/k.yaml"], json, "", Some("cpuManagerPolicy")),
+            ("kubelet", vec!["kubelet"], "", state, Some("policyName")),
+            ("kubelet", vec!["kubelet", "--config=/etc/k.yaml"], "maxPods: 1\n", state, Some("policyName")),
+            ("kubelet", vec!["kubelet", "--config=/etc/k.yaml"], none, state, None),
+            (
+                "kubelet",
+                vec!["kubelet", "--cpu-manager-policy=none", "--config=/etc/k.yaml"],
+                yaml,
+                state,
+                None,
+            ),
+            ("kubelet", vec!["kubelet"], yaml, "", None),
+            ("kubelet", vec!["kubelet"], "", "{", None),
+            ("other", vec!["kubelet", "--cpu-manager-policy=static"], yaml, state, None),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let put = |path: &str, text: &str| {
+                let path = dir.path().join(path);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
+            };
+            put("proc/12/comm", &format!("{comm}\n"));
+            put("proc/12/cmdline", &(args.join("\0") + "\0"));
+            put("proc/self/comm", "x");
+            put("etc/k.yaml", config);
+            if !kept.is_empty() {
+                put("var/lib/kubelet/cpu_manager_state", kept);
+            }
+            let owner = static_policy(&dir.path().join("proc"), dir.path());
+            let says = owner.as_ref().map(|s| s.says.as_str());
+            assert_eq!(says.is_some(), found.is_some(), "{args:?} {says:?}");
+            if let (Some(says), Some(needle)) = (says, found) {
+                assert!(says.contains(needle), "{says}");
+                assert_eq!(owner.map(|s| s.pid), Some(12));
+            }
+        }
+    }
+}
