@@ -194,7 +194,9 @@ fn a_refusal_by_the_table_or_the_machine_touches_nothing() {
         (run("a", "4-5", Isolation::Auto), "already holds CPUs 2-3"),
         (run("a", "2-4", Isolation::Auto), "already holds CPUs 2-3"),
         (Wish::new(owner("run/b"), 5, Isolation::Auto), "4"),
-        (existing("truepin.slice/run-a", "4", Isolation::Auto), "lies inside the cgroup of run/a"),
+        (existing("truepin.slice/run-a", "4", Isolation::Auto), "where truepin makes its own cgroups"),
+        (existing("truepin.slice", "4", Isolation::Auto), "where truepin makes its own cgroups"),
+        (existing("user.slice", "6-9", Isolation::Auto), "this machine has no CPUs 8-9"),
     ] {
         let error = refused(&mut sim, &wish).to_string();
         assert!(error.contains(needle), "{error}");
