@@ -31,7 +31,6 @@ pub use diff::{Change, diff};
 use crate::{
     assignments::{Assignments, FirstValues},
     containers::ContainerMap,
-    owner::Owner,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -293,12 +292,8 @@ pub fn for_boot(mut record: Checkpoint, boot_id: &str) -> (Checkpoint, Option<Re
     boot_id.clone_into(&mut record.boot_id);
     let mut reboot = Reboot { containers: 0, first: record.first.len() };
     record.first.clear();
-    // Pods come again with their uids and the agent may be up before them: that the cgroup tree does not have them yet
-    // says nothing. What was promised waits.
-    let pods = record.assignments.owners.iter().filter(|(o, _)| matches!(o, Owner::Pod { .. }));
-    for (owner, generation) in pods.map(|(o, a)| (o.clone(), a.generation)).collect::<Vec<_>>() {
-        record.assignments.unhouse(&owner, generation);
-    }
+    // Pods come again with their uids, and the agent may be up before them: that the cgroup tree does not have them yet
+    // says nothing.
     for promise in record.assignments.promised.values_mut() {
         promise.made = false;
     }

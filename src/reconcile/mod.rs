@@ -476,6 +476,8 @@ pub struct State {
     /// What was last read.
     pub observed: Observed,
     boot_id: String,
+    /// The record is of another boot.
+    rebooted: bool,
     epoch: u64,
     /// The minor version of the record and its fields that only a newer truepin knows: they go back as they came.
     kept: (u32, Extra),
@@ -533,6 +535,7 @@ impl State {
         checkpoint: Option<Checkpoint>,
     ) -> Self {
         let durable = checkpoint.map(Box::new);
+        let rebooted = durable.as_deref().is_some_and(|c| c.boot_id != boot_id);
         let record = durable.as_deref().map(|c| checkpoint::for_boot(c.clone(), &boot_id).0);
         let (mut assignments, first, containers, epoch, kept) = match record {
             Some(c) => (c.assignments, c.first, c.containers, c.epoch, (c.minor, c.extra)),
@@ -562,6 +565,7 @@ impl State {
             online,
             observed: Observed::default(),
             boot_id,
+            rebooted,
             epoch,
             kept,
             fingerprint,

@@ -339,7 +339,14 @@ impl Turn<'_> {
             let generation = self.next_generation();
             let path = self.s.assignments.owners.get(&owner).map(|a| a.cgroup.clone());
             if self.s.assignments.unhouse(&owner, generation) {
-                self.s.runtime.remove(&owner);
+                let seen = self.s.runtime.remove(&owner).is_some_and(|r| r.id.0 != 0);
+                // A container of the boot before says nothing about this one.
+                if self.s.rebooted
+                    && !seen
+                    && let Some(p) = self.s.assignments.promised.get_mut(&owner)
+                {
+                    p.made = false;
+                }
                 if self.s.homes.get(&owner) == path.as_ref() {
                     self.s.homes.remove(&owner);
                 }
