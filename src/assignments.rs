@@ -90,6 +90,7 @@ pub struct Promise {
     pub extra: Extra,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
 fn is_false(value: &bool) -> bool {
     !value
 }

@@ -266,6 +266,7 @@ fn is_damage(error: &io::Error) -> bool {
 }
 
 /// The directory that `path` is in.
+#[must_use]
 pub fn parent(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

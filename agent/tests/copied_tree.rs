@@ -379,9 +379,11 @@ fn a_kubelets_assignments_are_taken_over() {
     assert!(back.status.success() && text.contains(r#""u-1":{"a":"2-3","b":"4-5"}"#), "{text}");
     assert_eq!(m.run(&["remove", "u-1"]).status.code(), Some(0));
     // Two containers on one CPU: nothing without asking, then what stands.
-    fs::write(kubelet.join("cpu_manager_state"), format!(
-        r#"{{"policyName":"static","defaultCpuSet":"0-1,6-7","entries":{{"u-1":{{"a":"2-3"}},"u-2":{{"b":"4"}},"u-3":{{"c":"4"}}}},"checksum":0}}"#,
-    )).unwrap();
+    fs::write(
+        kubelet.join("cpu_manager_state"),
+        r#"{"policyName":"static","defaultCpuSet":"0-1,6-7","entries":{"u-1":{"a":"2-3"},"u-2":{"b":"4"},"u-3":{"c":"4"}},"checksum":0}"#,
+    )
+    .unwrap();
     let (code, doc) = m.json(&["import", "kubelet", "--dir", dir]);
     assert_eq!(code, 1, "{doc}");
     assert_eq!(m.json(&["list"]).1["owners"].as_array().map(Vec::len), Some(0));
@@ -478,8 +480,8 @@ fn the_record_shown_verified_compared_and_exported() {
 
     assign("unit/web.service", "system.slice/web", "1");
     let (code, verify) = m.json(&["checkpoint", "verify"]);
-    let states: Vec<_> = verify["files"].as_array().unwrap().iter().map(|f| f["state"].clone()).collect();
-    assert_eq!((code, states), (0, vec!["fine".into(), "fine".into()]), "{verify}");
+    let found: Vec<_> = verify["files"].as_array().unwrap().iter().map(|f| f["state"].clone()).collect();
+    assert_eq!((code, found), (0, vec!["fine".into(), "fine".into()]), "{verify}");
     assert_eq!(verify["schema"], "truepin.checkpoint-verify/1");
     let (code, diff) = m.json(&["checkpoint", "diff"]);
     assert_eq!((code, diff["schema"].as_str()), (1, Some("truepin.checkpoint-diff/1")), "{diff}");

@@ -30,12 +30,14 @@
 mod converge;
 mod fights;
 mod findings;
+mod messages;
 mod pods;
 mod requests;
 mod settle;
 mod step;
 
 pub use findings::{Finding, FindingKind};
+pub use messages::{AdmitError, Answer, Effect, Event, ForeignWrite, Home, Ticket, Writer};
 pub use pods::{PodAdmission, Sighting};
 pub use step::step;
 
@@ -46,13 +48,12 @@ use crate::{
     containers::{ContainerId, ContainerMap},
     cpuset::CpuSet,
     ledger::{Departure, Watched},
-    observed::{KernelError, Observed, Scope},
+    observed::Observed,
     owner::Owner,
-    placement::Refusal,
-    plan::{self, Desired, Planned, Problem, Role},
-    request::{Isolation, Request},
-    stale::{SourceReport, Sources},
-    sweep::{SetFinding, TaskSweep},
+    plan::{self, Desired, Problem, Role},
+    request::Isolation,
+    stale::Sources,
+    sweep::SetFinding,
     topology::CpuTopology,
     verdict::{Beside, Evidence, Instant, Subject, Tolerance, Verdict, judge},
 };
@@ -107,249 +108,6 @@ pub struct KernelFacts {
     pub empty_refused: bool,
     /// The eBPF programs are loaded.
     pub bpf: bool,
-}
-
-/// Ties an answer to its question.
-pub type Ticket = u64;
-
-/// Where an owner is to live.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Home {
-    /// A cgroup that truepin makes in its slice.
-    New,
-    /// Somebody else's.
-    Existing(CgroupPath),
-}
-
-/// Who wrote a file.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Writer {
-    /// Process id.
-    pub pid: u32,
-    /// Its name when the event was read: a hint, the process may have gone on to another program.
-    pub comm: String,
-    /// Its cgroup, where it could still be read.
-    pub cgroup: Option<CgroupPath>,
-}
-
-/// A write that was not ours.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ForeignWrite {
-    /// The cgroup.
-    pub path: CgroupPath,
-    /// The file; `None` when the event does not tell, or for the directory itself.
-    pub file: Option<CpusetFile>,
-    /// Who, where the means in force tell.
-    pub writer: Option<Writer>,
-}
-
-/// What happens.
-#[derive(Debug)]
-pub enum Event {
-    /// The agent is up; the table holds what the checkpoint held.
-    Started,
-    /// Somebody wants CPUs.
-    Admit {
-        /// For the answer.
-        ticket: Ticket,
-        /// What is wanted.
-        request: Request,
-        /// Exactly these CPUs, where configuration declares them.
-        exactly: Option<CpuSet>,
-        /// Where.
-        home: Home,
-        /// A process to put there.
-        pid: Option<u32>,
-    },
-    /// Somebody gives CPUs back.
-    Release {
-        /// For the answer.
-        ticket: Ticket,
-        /// `None` for all, and everything back as it was found.
-        owner: Option<Owner>,
-    },
-    /// Pods want to run.
-    AdmitPods(Vec<PodAdmission>),
-    /// Take over sets that somebody else has given out: all of them, or none.
-    Adopt {
-        /// For the answer.
-        ticket: Ticket,
-        /// Disjoint sets by owner.
-        owners: Vec<(Owner, CpuSet)>,
-    },
-    /// A pod is gone.
-    RemovePod {
-        /// For the answer.
-        ticket: Ticket,
-        /// Its uid.
-        uid: String,
-    },
-    /// A container was made.
-    Container {
-        /// For the answer.
-        ticket: Ticket,
-        /// Its id.
-        id: ContainerId,
-        /// Whose it is.
-        owner: Owner,
-        /// Its cgroup, if that is there.
-        home: Option<(CgroupPath, CgroupId)>,
-    },
-    /// The pods and containers that the cgroup tree has.
-    Tree {
-        /// Uids of pods.
-        pods: BTreeSet<String>,
-        /// Their containers.
-        containers: Vec<Sighting>,
-    },
-    /// A source says which pods are active.
-    Source {
-        /// For the answer.
-        ticket: Ticket,
-        /// What it says.
-        report: SourceReport,
-    },
-    /// Look at everything now.
-    Inspect {
-        /// For the answer.
-        ticket: Ticket,
-    },
-    /// The kernel reports.
-    Disturbed {
-        /// Writes of others.
-        writes: Vec<ForeignWrite>,
-        /// Owners' tasks on foreign CPUs.
-        departures: Vec<Departure>,
-    },
-    /// The agent has found something that it only has to tell.
-    Found(FindingKind),
-    /// [`Effect::Persist`] ended.
-    Persisted(Result<(), String>),
-    /// [`Effect::Observe`] ended.
-    Observed(Result<Observed, KernelError>),
-    /// [`Effect::Apply`] ended: the steps that were tried, in order. The executor stops at the first error and when
-    /// a file reads back otherwise than written.
-    Applied(Vec<(Planned, Result<(), KernelError>)>),
-    /// [`Effect::Configure`] ended, with the evidence from which the new epochs start.
-    Configured(Result<Arc<Evidence>, String>),
-    /// [`Effect::SweepTasks`] ended.
-    Swept(TaskSweep),
-    /// [`Effect::Collect`] ended.
-    Collected(Result<Arc<Evidence>, String>),
-}
-
-/// What to do about it.
-#[derive(Debug)]
-pub enum Effect {
-    /// Make this record durable.
-    Persist(Box<Checkpoint>),
-    /// Read these cgroups.
-    Observe(Scope),
-    /// Apply these steps of one phase.
-    Apply(Vec<Planned>),
-    /// Watch these owners.
-    Configure(Vec<Watched>),
-    /// Read the masks of the tasks in these cgroups, and of some outside.
-    SweepTasks(Vec<(Owner, CgroupPath)>),
-    /// Close slices and read all evidence.
-    Collect,
-    /// Keep the agent's own threads on these CPUs.
-    Confine(CpuSet),
-    /// Watch the files of these cgroups for writes of others.
-    Watch(Vec<CgroupPath>),
-    /// Answer.
-    Reply(Ticket, Answer),
-    /// Tell the operator.
-    Report(Finding),
-}
-
-/// Answers to tickets.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Answer {
-    /// The owner has its CPUs, the kernel shows it, and the evidence runs.
-    Assigned(Owner, Box<Assignment>),
-    /// These CPUs are the pod's containers', durably; none: it runs in the shared pool.
-    Pod(Vec<(Owner, CpuSet)>),
-    /// Taken notice of; nothing had to be done.
-    Noted,
-    /// It does not, and nothing was left behind.
-    Refused(AdmitError),
-    /// These owners' CPUs were given back, with their last verdicts.
-    Released(Vec<(Owner, Option<Verdict>)>),
-    /// The release failed half-way; the table is as it says, the rest is retried.
-    Failed(String),
-    /// Everything was looked at.
-    Inspected(Arc<Evidence>),
-}
-
-/// Why an owner did not get CPUs.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum AdmitError {
-    /// Wrong mode.
-    #[error("the agent runs in audit mode: it assigns and releases nothing")]
-    Audit,
-    /// Nothing fits.
-    #[error(transparent)]
-    Placement(#[from] Box<Refusal>),
-    /// The table says no.
-    #[error(transparent)]
-    Reserve(#[from] crate::assignments::ReserveError),
-    /// The owner's name cannot be a cgroup's.
-    #[error(transparent)]
-    Path(#[from] crate::cgroup::PathError),
-    /// Asked for partitions on a kernel without them.
-    #[error(
-        "this kernel has no cpuset.cpus.exclusive, so a partition cannot be had below the root; use --isolation member"
-    )]
-    NoPartitions,
-    /// The kernel took the writes and made no partition of it.
-    #[error("the kernel did not make {path} a partition: it reads {state:?}")]
-    PartitionRefused {
-        /// The cgroup.
-        path: CgroupPath,
-        /// `cpuset.cpus.partition`
-        state: String,
-    },
-    /// A command runs there already, and would share the CPUs with a second one.
-    #[error("{owner} is held by another command; choose another name, or release it")]
-    InUse {
-        /// The owner.
-        owner: Owner,
-    },
-    /// Truepin's own place.
-    #[error("cgroup {path} is, contains or lies inside {slice}, where truepin makes its own cgroups")]
-    OwnSlice {
-        /// As asked for.
-        path: CgroupPath,
-        /// The slice.
-        slice: CgroupPath,
-    },
-    /// CPUs that this machine does not have.
-    #[error("{owner}: this machine has no CPUs {cpus}")]
-    NoSuchCpus {
-        /// The owner.
-        owner: Owner,
-        /// Those that do not exist.
-        cpus: CpuSet,
-    },
-    /// The cgroup lies deeper than the programs can tell apart.
-    #[error("cgroup {path} lies {} levels below the root, and {MAX_LEVEL} can be watched", path.level())]
-    TooDeep {
-        /// The cgroup.
-        path: CgroupPath,
-    },
-    /// Something that steps cannot mend.
-    #[error(transparent)]
-    Problem(#[from] Problem),
-    /// The record could not be made durable.
-    #[error("the assignment could not be made durable: {0}")]
-    NotDurable(String),
-    /// The kernel refused a step.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    /// The plan did not come to an end.
-    #[error("the cgroups did not become as wanted: {0}")]
-    Stuck(String),
 }
 
 /// What is known of an owner beyond the record; rebuilt after a restart.
@@ -453,6 +211,7 @@ struct Progress {
 
 /// Everything that decisions depend on.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "each was learnt or done independently of the others")]
 pub struct State {
     /// From configuration.
     pub settings: Settings,
@@ -539,7 +298,13 @@ impl State {
         let record = durable.as_deref().map(|c| checkpoint::for_boot(c.clone(), &boot_id).0);
         let (mut assignments, first, containers, epoch, kept) = match record {
             Some(c) => (c.assignments, c.first, c.containers, c.epoch, (c.minor, c.extra)),
-            None => Default::default(),
+            None => (
+                Assignments::default(),
+                FirstValues::new(),
+                ContainerMap::new(),
+                0,
+                (checkpoint::MINOR, Extra::new()),
+            ),
         };
         let fingerprint = topology.fingerprint();
         assignments.reserved = reserved;
@@ -636,7 +401,7 @@ impl State {
     pub fn checkpoint(&self) -> Checkpoint {
         Checkpoint {
             version: checkpoint::VERSION,
-            minor: self.kept.0.max(checkpoint::MINOR),
+            minor: self.kept.0,
             epoch: self.epoch,
             boot_id: self.boot_id.clone(),
             topology: self.fingerprint.clone(),

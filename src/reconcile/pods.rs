@@ -151,7 +151,7 @@ impl Turn<'_> {
             original: None,
             extra: Extra::new(),
         };
-        let online = self.s.online.clone();
+        let online = self.s.ours();
         Ok(self.s.assignments.promise(owner, promise, &online)?)
     }
 
@@ -182,7 +182,7 @@ impl Turn<'_> {
                 original: None,
                 extra: Extra::new(),
             };
-            let online = self.s.online.clone();
+            let online = self.s.ours();
             any |= self.s.assignments.promise(owner, promise, &online)? == Reserved::New;
             self.s.concluded.retain(|(o, _)| o != owner);
             sets.push((owner.clone(), cpus));
@@ -217,7 +217,8 @@ impl Turn<'_> {
         let owners = self.s.assignments.sets().map(|(o, _)| o.clone());
         let owners: Vec<Owner> = owners.filter(|o| uid_of(o) == Some(uid)).collect();
         if owners.is_empty() {
-            return self.out.push(Effect::Reply(ticket, Answer::Released(Vec::new())));
+            self.out.push(Effect::Reply(ticket, Answer::Released(Vec::new())));
+            return self.save_what_is_known();
         }
         self.s.pending = Some(Pending::Concluding { ticket: Some(ticket), owners, all: false });
         self.afresh();
@@ -234,10 +235,13 @@ impl Turn<'_> {
     ) {
         let cgroup = home.as_ref().map(|(_, id)| *id);
         self.note_container(id, &owner, cgroup);
-        let Some((path, _)) = home else { return self.out.push(Effect::Reply(ticket, Answer::Noted)) };
-        self.s.homes.insert(owner.clone(), path.clone());
-        if self.s.settings.audit || !self.house(&owner, &path) {
-            return self.out.push(Effect::Reply(ticket, Answer::Noted));
+        let housed = home.is_some_and(|(path, _)| {
+            self.s.homes.insert(owner.clone(), path.clone());
+            !self.s.settings.audit && self.house(&owner, &path)
+        });
+        if !housed {
+            self.out.push(Effect::Reply(ticket, Answer::Noted));
+            return self.save_what_is_known();
         }
         self.s.pending = Some(Pending::Admission { ticket, owner, fresh: false });
         self.afresh();
@@ -263,7 +267,7 @@ impl Turn<'_> {
             self.note_container(c.id, &owner, Some(c.cgroup));
             // While an old container of the same name is still there, the one that was seen last has the CPUs.
             let current = self.s.homes.get(&owner);
-            if newer || current.is_none_or(|p| self.s.observed.cgroups.get(p).is_none()) {
+            if newer || current.is_none_or(|p| !self.s.observed.cgroups.contains_key(p)) {
                 self.s.homes.insert(owner.clone(), c.path.clone());
                 if !self.s.settings.audit {
                     moved |= self.house(&owner, &c.path);
@@ -294,15 +298,17 @@ impl Turn<'_> {
     }
 
     fn note_container(&mut self, id: ContainerId, owner: &Owner, cgroup: Option<CgroupId>) {
-        match self.s.containers.get_mut(&id) {
-            Some(entry) => {
-                entry.owner.clone_from(owner);
-                entry.cgroup = cgroup.or(entry.cgroup);
-            }
-            None => {
-                let entry = ContainerEntry { owner: owner.clone(), cgroup, extra: Extra::new() };
-                self.s.containers.insert(id, entry);
-            }
+        let known = self.s.containers.get(&id).and_then(|e| e.cgroup);
+        let fresh = || ContainerEntry { owner: owner.clone(), cgroup: None, extra: Extra::new() };
+        let entry = self.s.containers.entry(id).or_insert_with(fresh);
+        entry.owner.clone_from(owner);
+        entry.cgroup = cgroup.or(known);
+    }
+
+    /// Containers became known or were forgotten, and nothing follows from it.
+    fn save_what_is_known(&mut self) {
+        if self.s.is_unsaved() && !self.s.settings.audit {
+            self.look();
         }
     }
 
@@ -386,6 +392,11 @@ impl super::State {
         let gone =
             |(o, made): &(&Owner, bool)| uid_of(o).is_some_and(|uid| self.sources.is_stale(uid, *made));
         held.chain(promised).filter(gone).map(|(o, _)| o.clone()).collect()
+    }
+
+    /// CPUs that are online and in no other manager's partition.
+    fn ours(&self) -> CpuSet {
+        self.online.difference(&crate::plan::foreign(&self.desired(), &self.observed, None))
     }
 
     /// Whether nothing is known of any pod.

@@ -34,7 +34,7 @@ fn record() -> Result<Checkpoint, Box<dyn Error>> {
         let owner: Owner = format!("pod/{uid}/app").parse()?;
         let slice = format!("kubepods.slice/kubepods-pod{}.slice", uid.replace('-', "_"));
         let id = format!("{n:064x}");
-        let cpus: CpuSet = (0..1 + n % 8).map(|k| CpuId((4 + n * 5 + k * (1 + n % 3)) % CPUS)).collect();
+        let cpus: CpuSet = (0..=n % 8).map(|k| CpuId((4 + n * 5 + k * (1 + n % 3)) % CPUS)).collect();
         let assignment = Assignment {
             reason: format!("{} CPUs on node {}, LLC of CPU {}, 2 whole cores", cpus.len(), n % 8, n % CPUS),
             cpus,

@@ -185,7 +185,9 @@ impl Disk {
             }
         }
         if record.is_some() {
-            generations::adopt().iter().for_each(|op| self.apply(op));
+            for op in &generations::adopt() {
+                self.apply(op);
+            }
         }
         self.tally.previous_used += u64::from(matches!(record, Some((Generation::Previous, _))));
         Ok(record.map(|(_, r)| *r))
@@ -243,7 +245,9 @@ impl Disk {
                 let (now, later) = all.into_iter().partition(|u| dir(u.target()) == *synced);
                 self.unsynced = later;
                 let now: Vec<Unsynced> = now;
-                now.into_iter().for_each(|u| self.harden(u));
+                for u in now {
+                    self.harden(u);
+                }
             }
         }
     }

@@ -2,10 +2,11 @@
 
 use super::{Crashed, Foreign, Setup, Sim, Wish};
 use crate::fake::{Behaviour, FakeKernel, INIT, TaskTraits};
+use std::collections::BTreeSet;
 use truepin::{
     CgroupPath, CpuSet, CpuTopology, CpusetFile, NodeSet, Owner,
-    reconcile::{Event, Home},
-    request::Isolation,
+    reconcile::{Event, Home, PodAdmission},
+    request::{AlignmentPolicy, Isolation, Request},
     topology::synthetic::{Numbering, Regular},
 };
 
@@ -186,11 +187,42 @@ pub enum Op {
         /// What truepin does meanwhile.
         during: Box<Op>,
     },
+    /// Pods are admitted together: uid, and the CPUs of each container.
+    Pods(Vec<(String, Vec<u32>)>),
+    /// A runtime tells of a pod's container in this cgroup.
+    Made {
+        /// The container.
+        owner: Owner,
+        /// Its cgroup.
+        path: CgroupPath,
+    },
+    /// A pod is removed.
+    RemovePod(String),
+    /// The cgroup tree is read: these pods are in it.
+    Tree(BTreeSet<String>),
     /// Everything is looked at.
     Inspect,
 }
 
 impl Op {
+    /// Whether the event takes CPUs from `owner`, who has them in `home`.
+    #[must_use]
+    pub fn releases(&self, owner: &Owner, home: Option<&CgroupPath>) -> bool {
+        let uid = match owner {
+            Owner::Pod { uid, .. } => Some(uid),
+            _ => None,
+        };
+        match self {
+            Self::Release(who) => who.as_ref().is_none_or(|o| o == owner),
+            // A pod's containers may come again.
+            Self::End(path) | Self::Vanish(path) => home.is_some_and(|h| h.is_within(path)),
+            Self::RemovePod(gone) => uid == Some(gone),
+            Self::Tree(pods) => uid.is_some_and(|uid| !pods.contains(uid)),
+            Self::Ambush { during, .. } => during.releases(owner, home),
+            _ => false,
+        }
+    }
+
     /// Whether somebody else interferes.
     #[must_use]
     pub fn is_hostile(&self) -> bool {
@@ -238,6 +270,30 @@ impl Op {
                 // Its notification comes when the agent listens again.
                 sim.tick()
             }
+            Self::Pods(pods) => {
+                let mut admissions = Vec::new();
+                for (uid, containers) in pods {
+                    let request = |(n, cpus): (usize, &u32)| Request {
+                        owner: Owner::Pod { uid: uid.clone(), container: format!("c{n}") },
+                        cpus: *cpus,
+                        numa: AlignmentPolicy::BestEffort,
+                        whole_cores: false,
+                        near: NodeSet::new(),
+                        isolation: Isolation::Auto,
+                    };
+                    let requests = containers.iter().enumerate().map(request).collect();
+                    admissions.push(PodAdmission { ticket: sim.ticket(), uid: uid.clone(), requests });
+                }
+                sim.happens(Event::AdmitPods(admissions))
+            }
+            Self::Made { owner, path } => {
+                let home = sim.eyes.kernel().id(path).map(|id| (path.clone(), id));
+                let name = format!("{owner}:{path}").replace('/', "-");
+                let Ok(id) = name.parse() else { return Ok(()) };
+                sim.ask(|ticket| Event::Container { ticket, id, owner: owner.clone(), home }).map(drop)
+            }
+            Self::RemovePod(uid) => sim.ask(|ticket| Event::RemovePod { ticket, uid: uid.clone() }).map(drop),
+            Self::Tree(pods) => sim.happens(Event::Tree { pods: pods.clone(), containers: Vec::new() }),
             Self::Inspect => sim.ask(|ticket| Event::Inspect { ticket }).map(drop),
         }
     }
@@ -259,6 +315,7 @@ pub fn next_op(rng: &mut Rng, sim: &Sim) -> Op {
     let owners: Vec<Owner> = sim.state.assignments.owners.keys().cloned().collect();
     let roll = rng.below(100);
     let op = match roll {
+        0..=13 => pods(rng, sim),
         28..=51 => existing(rng, sim),
         52..=69 if !owners.is_empty() => Op::Release(rng.pick(&owners).cloned()),
         70..=73 => Op::Release(None),
@@ -269,7 +326,7 @@ pub fn next_op(rng: &mut Rng, sim: &Sim) -> Op {
         79..=82 => Op::Appear(format!("new{}.scope", rng.below(3)).parse().unwrap_or_default()),
         83..=95 => hostile(rng, sim),
         96..=97 => Op::Inspect,
-        // 0..=27 and the rest.
+        // 14..=27 and the rest.
         _ => run(rng, sim),
     };
     if !op.is_hostile() && rng.chance(10) && !sim.state.assignments.owners.is_empty() {
@@ -284,6 +341,26 @@ pub fn next_op(rng: &mut Rng, sim: &Sim) -> Op {
         }
     }
     op
+}
+
+/// Something about pods: what an orchestrator says, what a runtime says, what the tree shows.
+fn pods(rng: &mut Rng, sim: &Sim) -> Op {
+    let uid = |rng: &mut Rng| format!("p{}", rng.below(4));
+    match rng.below(10) {
+        0..=4 => {
+            let one = |rng: &mut Rng| (uid(rng), (0..=rng.below(2)).map(|_| [1, 2][rng.below(2)]).collect());
+            Op::Pods((0..=rng.below(2)).map(|_| one(rng)).collect())
+        }
+        5..=7 => {
+            let all = cgroups(sim);
+            let leaf = |p: &&CgroupPath| !all.iter().any(|c| c.parent().as_ref() == Some(*p));
+            let homes: Vec<CgroupPath> = all.iter().filter(leaf).cloned().collect();
+            let owner = Owner::Pod { uid: uid(rng), container: format!("c{}", rng.below(2)) };
+            Op::Made { owner, path: rng.pick(&homes).cloned().unwrap_or_default() }
+        }
+        8 => Op::RemovePod(uid(rng)),
+        _ => Op::Tree((0..4).filter(|_| rng.chance(60)).map(|n| format!("p{n}")).collect()),
+    }
 }
 
 fn isolation(rng: &mut Rng) -> Isolation {

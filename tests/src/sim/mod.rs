@@ -273,9 +273,9 @@ impl Sim {
     /// I5, and first values before the first write.
     fn intent_is_durable(&mut self, steps: &[Planned]) {
         let record = self.disk.record();
-        let durable = record.map(|r| &r.assignments.owners);
-        if durable.map_or(!self.state.assignments.owners.is_empty(), |d| *d != self.state.assignments.owners)
-        {
+        let table = &self.state.assignments;
+        let durable = record.map(|r| (&r.assignments.owners, &r.assignments.promised));
+        if durable.map_or(table.sets().next().is_some(), |d| d != (&table.owners, &table.promised)) {
             self.faults.push(format!(
                 "I5: steps are applied for {:?} while {durable:?} is durable",
                 self.state.assignments.owners
@@ -331,7 +331,8 @@ impl Sim {
         TaskSweep { owned, outside: at_root.filter_map(task).collect(), unread: Vec::new() }
     }
 
-    fn ticket(&mut self) -> Ticket {
+    /// A number for a question.
+    pub fn ticket(&mut self) -> Ticket {
         self.next_ticket += 1;
         self.next_ticket
     }
@@ -419,9 +420,9 @@ impl Sim {
         wrong.extend(plan.problems.iter().map(|p| format!("a problem is left: {p}")));
         wrong.extend(self.set_faults().iter().map(|f| format!("{}: {}", f.owner, f.fault)));
         wrong.extend(self.eyes.look());
-        let durable = self.disk.record().map(|r| &r.assignments.owners);
-        if durable.map_or(!self.state.assignments.owners.is_empty(), |d| *d != self.state.assignments.owners)
-        {
+        let table = &self.state.assignments;
+        let durable = self.disk.record().map(|r| (&r.assignments.owners, &r.assignments.promised));
+        if durable.map_or(table.sets().next().is_some(), |d| d != (&table.owners, &table.promised)) {
             wrong.push("the table differs from the durable one".into());
         }
         let exclusive = self.state.assignments.exclusive();

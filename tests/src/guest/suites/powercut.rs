@@ -66,7 +66,8 @@ fn live(guest: &Guest, last: bool, acked: Option<&str>) -> Outcome {
     for n in (0..).take_while(|n| !last || *n < CHANGES) {
         let name = format!("c{}", (n * 5 + table.len()) % CGROUPS);
         change(&mut table, &name)?;
-        let owners: String = table.iter().map(|(name, cpus)| format!("/{name}={cpus}")).collect();
+        let owners: Vec<String> = table.iter().map(|(name, cpus)| format!("/{name}={cpus}")).collect();
+        let owners = owners.concat();
         guest.say(format_args!("ACK {}{owners}", epoch()?));
         anyhow::ensure!(n < 100_000, "nobody cuts the power");
     }
