@@ -168,6 +168,7 @@ fn damage_in_random_histories() {
                     continue;
                 }
                 let record = sim.disk.record().cloned();
+                sim.eyes.log = Some(Vec::new());
                 let what = format!("seed {seed}, {op:?}, damaged {victims:?}");
                 sim.restart().unwrap();
                 starts += 1;
@@ -182,7 +183,8 @@ fn damage_in_random_histories() {
                 let (member, broken): (Vec<_>, Vec<_>) =
                     std::mem::take(&mut sim.eyes.breaches).into_iter().partition(|b| b.contains(": M1: "));
                 passing += u64::from(!member.is_empty());
-                assert_eq!((sim.faults.as_slice(), broken.as_slice()), (&[][..], &[][..]), "{what}");
+                let log = sim.eyes.log.iter().flatten().cloned().collect::<Vec<_>>().join("\n");
+                assert_eq!((sim.faults.as_slice(), broken.as_slice()), (&[][..], &[][..]), "{what}\n{log}");
             }
         }
     }

@@ -41,6 +41,8 @@ pub struct Collector {
     pub probe: Option<BpfProbe>,
     sysfs: PathBuf,
     cgroups: PathBuf,
+    /// CPUs of the machine, where it has no list of those online.
+    listed: CpuSet,
     /// Re-used: reading the kernel half's maps then allocates nothing.
     sample: LedgerSample,
 }
@@ -48,8 +50,8 @@ pub struct Collector {
 impl Collector {
     /// `sysfs` holds `sys/devices/system/cpu`, `cgroups` is the root cgroup's directory.
     #[must_use]
-    pub fn new(probe: Option<BpfProbe>, sysfs: &Path, cgroups: &Path) -> Self {
-        Self { probe, sysfs: sysfs.into(), cgroups: cgroups.into(), sample: LedgerSample::default() }
+    pub fn new(probe: Option<BpfProbe>, sysfs: &Path, cgroups: &Path, listed: CpuSet) -> Self {
+        Self { probe, sysfs: sysfs.into(), cgroups: cgroups.into(), listed, sample: LedgerSample::default() }
     }
 
     /// Watches these owners from now on.
@@ -87,7 +89,11 @@ impl Collector {
 
     fn online(&self) -> Result<CpuSet, EvidenceError> {
         let path = self.sysfs.join("sys/devices/system/cpu/online");
-        let text = std::fs::read_to_string(&path);
+        let text = match std::fs::read_to_string(&path) {
+            // Kernels before 2.6.26, and some recorded machines: whatever is there is online.
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(self.listed.clone()),
+            text => text,
+        };
         let set = text.map_err(|e| e.to_string()).and_then(|t| t.parse().map_err(|e| chain(&e)));
         set.map_err(|what| EvidenceError::Online { path, what })
     }

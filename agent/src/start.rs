@@ -210,7 +210,7 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
     );
     let writers = || Writers::new(&mount.root);
     let writers = optional(config.sources.writers, writers, "writers of files stay unknown", &mut notes);
-    let collector = Collector::new(probe, &paths.sysfs, &mount.root);
+    let collector = Collector::new(probe, &paths.sysfs, &mount.root, state.online.clone());
     give_memory_back();
     let declared = config.cgroups.iter().filter_map(|c| {
         let cpus = c.cpus.clone().filter(|_| c.role == Role::Owner)?;

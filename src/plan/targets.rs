@@ -375,6 +375,9 @@ impl Aim<'_> {
             let t = all.by_path.entry(path.clone()).or_default();
             for (file, text) in &first.files {
                 match file {
+                    // An empty pool is a problem, and its cgroups stay as they are until it is none.
+                    CpusetFile::Cpus
+                        if t.cpus.is_none() && self.desired.pool_written && self.desired.pool.is_empty() => {}
                     CpusetFile::Cpus if t.cpus.is_none() => {
                         if let Ok(cpus) = text.parse::<CpuSet>() {
                             t.cpus = Some(self.possible(cgroup, files, cpus));
