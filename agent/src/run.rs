@@ -154,7 +154,9 @@ impl Agent {
         }
         self.engine.drive(Event::Started);
         self.engine.look_at_tree();
-        self.take_over();
+        if !self.take_over() {
+            return; // an empty table would give away CPUs that pods run on
+        }
         self.declare();
         self.next_tick_ns = now_ns().saturating_add(self.tick_ns);
         loop {
@@ -314,18 +316,22 @@ impl Agent {
         }
     }
 
-    /// What another manager has given out, before anybody else gets CPUs. Its containers were just found in the tree.
-    fn take_over(&mut self) {
+    /// What another manager has given out, before anybody else gets CPUs; false when it could not be had. Its containers were just found in the tree.
+    fn take_over(&mut self) -> bool {
         let owners = mem::take(&mut self.adopt);
         if owners.is_empty() {
-            return;
+            return true;
         }
         let count = owners.len();
         match self.engine.ask(|ticket| Event::Adopt { ticket, owners }) {
-            Answer::Pod(_) => tracing::info!("{count} assignments are taken over; no task was moved"),
+            Answer::Pod(_) => {
+                tracing::info!("{count} assignments are taken over; no task was moved");
+                return true;
+            }
             Answer::Refused(error) => tracing::error!("nothing was taken over: {}", chain(&error)),
             other => tracing::error!("nothing was taken over: {other:?}"),
         }
+        false
     }
 
     /// Admits declared owners that are not there yet and whose cgroup is.

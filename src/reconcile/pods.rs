@@ -387,7 +387,9 @@ impl super::State {
         if self.settings.audit || !self.sources.is_ready() {
             return Vec::new();
         }
-        let held = self.assignments.owners.keys().map(|o| (o, true));
+        // The cgroup tree knows pods where the kubelet's drivers put them, and nowhere else.
+        let known = |path: &CgroupPath| crate::kubepods::place(path).is_some();
+        let held = self.assignments.owners.iter().map(|(o, a)| (o, known(&a.cgroup)));
         let promised = self.assignments.promised.iter().map(|(o, p)| (o, p.made));
         let gone =
             |(o, made): &(&Owner, bool)| uid_of(o).is_some_and(|uid| self.sources.is_stale(uid, *made));

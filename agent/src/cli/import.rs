@@ -294,6 +294,11 @@ pub(super) fn takeover(
     for finding in &judgement.document.truepin.findings {
         tracing::warn!("{}: {}", finding.path, finding.text);
     }
+    if !judgement.document.truepin.importable {
+        let text = format!("the kubelet's state in {} cannot be taken over", dir.display());
+        let hint = Some("`truepin import kubelet --dry-run` says why".into());
+        return Err(Failure { code: 3, text, hint, is_audit: false });
+    }
     tracing::warn!("{}", kubelet_advice().trim());
     Ok(judgement.adoption.owners)
 }
