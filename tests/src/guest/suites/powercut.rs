@@ -56,7 +56,7 @@ fn live(guest: &Guest, last: bool, acked: Option<&str>) -> Outcome {
     }
     // As whoever makes them would, before the agent starts.
     for n in 0..CGROUPS {
-        Cgroup::create(&format!("work/c{n}"), "+cpuset")?;
+        Cgroup::create(&format!("load/c{n}"), "+cpuset")?;
     }
     let config = "reserved = \"0\"\n[sources]\nbpf = false\n";
     let agent = Agent::start_env(config, &[], &[("TRUEPIN_STATE", STATE)])?;
@@ -160,12 +160,12 @@ fn change(table: &mut Table, name: &str) -> Outcome {
         table.remove(name);
         return Ok(());
     }
-    let request = json!({"owner": format!("unit/{name}"), "cpus": 1, "cgroup": format!("/work/{name}")});
+    let request = json!({"owner": format!("unit/{name}"), "cpus": 1, "cgroup": format!("/load/{name}")});
     let (status, answer) = http("POST", "/v1/owners", Some(&request))?;
     anyhow::ensure!(status / 100 == 2, "HTTP status {status}: {answer}");
     let cpus = answer["cpus"].as_str().with_context(|| format!("no CPUs: {answer}"))?;
     table.insert(name.to_owned(), cpus.to_owned());
     wait_until("the CPU", secs(10), || {
-        Ok(Cgroup::at(&format!("work/{name}")).read("cpuset.cpus.effective")? == cpus)
+        Ok(Cgroup::at(&format!("load/{name}")).read("cpuset.cpus.effective")? == cpus)
     })
 }
