@@ -1,0 +1,130 @@
+//! Pods, and a kubelet that was here before, on a copied cgroup tree.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "test code: a panic is a failure")]
+
+#[path = "support/machine.rs"]
+mod machine;
+
+use machine::{Agent, Machine, is_root, wait};
+use std::{fs, process::Stdio};
+
+#[test]
+fn pods_before_and_after_their_containers() {
+    if !is_root("pods_before_and_after_their_containers") {
+        return;
+    }
+    let m = Machine::new();
+    let agent = m.agent("reserved = \"0-1\"\ntick = \"200ms\"");
+    let c = |name: &str| format!(r#"{{"n":"{name}","req":2000,"lim":2000,"mreq":64,"mlim":64}}"#);
+    fs::write(m.path("pod.json"), format!(r#"{{"uid":"u-1","app":[{},{}]}}"#, c("db"), c("web"))).unwrap();
+    let pod = m.path("pod.json");
+    let pod = pod.to_str().unwrap();
+    for _ in 0..2 {
+        let (code, doc) = m.json(&["admit", pod]);
+        assert_eq!((code, doc["schema"].as_str()), (0, Some("truepin.pod/1")), "{doc}");
+        let sets: Vec<_> =
+            doc["owners"].as_array().unwrap().iter().map(|o| o["cpus"].as_str().unwrap()).collect();
+        assert_eq!(sets, ["2-3", "4-5"]);
+    }
+    let (_, list) = m.json(&["list"]);
+    assert!(
+        list["owners"][0]["verdict_reason"].as_str().unwrap().contains("waits for its container"),
+        "{list}"
+    );
+    // The runtime makes one container and tells; of the other the agent finds out.
+    let make = |id: &str, name: Option<&str>| {
+        for dir in ["kubepods", "kubepods/podu-1", &format!("kubepods/podu-1/{id}")] {
+            let at = m.path(&format!("cgroup/{dir}"));
+            if at.exists() {
+                continue;
+            }
+            fs::create_dir(&at).unwrap();
+            for (file, text) in [
+                ("cgroup.controllers", "cpuset cpu\n"),
+                ("cgroup.subtree_control", "cpuset\n"),
+                ("cgroup.procs", ""),
+                ("cgroup.type", "domain\n"),
+                ("cgroup.events", "populated 1\nfrozen 0\n"),
+                ("cpuset.cpus", "\n"),
+                ("cpuset.mems", "\n"),
+                ("cpuset.cpus.effective", "0-7\n"),
+                ("cpuset.mems.effective", "0-1\n"),
+                ("cpuset.cpus.exclusive", "\n"),
+                ("cpuset.cpus.exclusive.effective", "\n"),
+                ("cpuset.cpus.partition", "member\n"),
+            ] {
+                fs::write(at.join(file), text).unwrap();
+            }
+        }
+        if let Some(name) = name {
+            let (code, noted) = m.json(&["container-created", id, "u-1", name]);
+            assert_eq!((code, noted["cpus"].as_str()), (0, Some("2-3")), "{noted}");
+        }
+    };
+    let (db, web) = ("a".repeat(64), "b".repeat(64));
+    make(&db, Some("db"));
+    let partition = |id: &str| m.file(&format!("kubepods/podu-1/{id}"), "cpuset.cpus.partition");
+    assert_eq!(partition(&db), "root");
+    // Nobody can say whose the second is, until somebody does.
+    make(&web, None);
+    wait("the finding", || m.json(&["status"]).1["findings"].to_string().contains(&web));
+    drop(agent);
+    fs::write(m.path("names.json"), format!(r#"[["{web}","u-1","web"]]"#)).unwrap();
+    fs::write(m.path("config.toml"), "reserved = \"0-1\"\ntick = \"200ms\"").unwrap();
+    let names = m.path("names.json");
+    let log = fs::File::options().append(true).open(m.path("log")).unwrap();
+    let args = ["agent", "--containers", names.to_str().unwrap()];
+    let child = m.command(&args).stdin(Stdio::null()).stderr(log).spawn().unwrap();
+    let _agent = Agent(child);
+    wait("the second container's partition", || partition(&web) == "root");
+    let (code, released) = m.json(&["remove", "u-1"]);
+    assert_eq!((code, released["owners"].as_array().map(Vec::len)), (0, Some(2)), "{released}");
+    assert_eq!((partition(&db), partition(&web)), ("member".into(), "member".into()));
+    assert_eq!(m.json(&["remove", "u-1"]).1["owners"].as_array().map(Vec::len), Some(0));
+    let bad = m.run(&["admit", "/nonexistent"]);
+    assert_eq!(bad.status.code(), Some(3));
+    fs::write(m.path("pod.json"), "{}").unwrap();
+    assert_eq!(m.run(&["admit", pod]).status.code(), Some(2));
+}
+
+#[test]
+fn a_kubelets_assignments_are_taken_over() {
+    if !is_root("a_kubelets_assignments_are_taken_over") {
+        return;
+    }
+    let m = Machine::new();
+    let kubelet = m.path("kubelet");
+    fs::create_dir(&kubelet).unwrap();
+    let state = |entries: &str| {
+        // A checksum of 0 vouches for nothing and is accepted, with a note.
+        format!(
+            r#"{{"policyName":"static","defaultCpuSet":"0-1,6-7","entries":{{"u-1":{entries}}},"checksum":0}}"#
+        )
+    };
+    fs::write(kubelet.join("cpu_manager_state"), state(r#"{"a":"2-3","b":"4-5"}"#)).unwrap();
+    let _agent = m.agent("reserved = \"0-1\"");
+    let dir = kubelet.to_str().unwrap();
+    for _ in 0..2 {
+        let (code, doc) = m.json(&["import", "kubelet", "--dir", dir]);
+        assert_eq!((code, doc["owners"].as_array().map(Vec::len)), (0, Some(2)), "{doc}");
+    }
+    let (_, list) = m.json(&["list"]);
+    let sets: Vec<_> =
+        list["owners"].as_array().unwrap().iter().map(|o| format!("{} {}", o["owner"], o["cpus"])).collect();
+    assert_eq!(sets, ["\"pod/u-1/a\" \"2-3\"", "\"pod/u-1/b\" \"4-5\""]);
+    // And back.
+    let back = m.run(&["export", "kubelet"]);
+    let text = String::from_utf8(back.stdout).unwrap();
+    assert!(back.status.success() && text.contains(r#""u-1":{"a":"2-3","b":"4-5"}"#), "{text}");
+    assert_eq!(m.run(&["remove", "u-1"]).status.code(), Some(0));
+    // Two containers on one CPU: nothing without asking, then what stands.
+    fs::write(
+        kubelet.join("cpu_manager_state"),
+        r#"{"policyName":"static","defaultCpuSet":"0-1,6-7","entries":{"u-1":{"a":"2-3"},"u-2":{"b":"4"},"u-3":{"c":"4"}},"checksum":0}"#,
+    )
+    .unwrap();
+    let (code, doc) = m.json(&["import", "kubelet", "--dir", dir]);
+    assert_eq!(code, 1, "{doc}");
+    assert_eq!(m.json(&["list"]).1["owners"].as_array().map(Vec::len), Some(0));
+    let (code, doc) = m.json(&["import", "kubelet", "--dir", dir, "--good-part"]);
+    assert_eq!((code, doc["owners"].as_array().map(Vec::len)), (1, Some(1)), "{doc}");
+}

@@ -1,0 +1,8 @@
+//! Decisions, scenario by scenario: what is refused leaves nothing behind, what others change is repaired and named,
+//! what cannot be had ends.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails panics")]
+
+mod foreign;
+mod owners;
+mod refused;
+mod world;
