@@ -196,6 +196,13 @@ impl Assignments {
         held.or_else(|| self.promised.get(owner).map(|p| &p.cpus))
     }
 
+    /// What the owner was admitted with, where that is not what it has now.
+    #[must_use]
+    pub fn original_of(&self, owner: &Owner) -> Option<&CpuSet> {
+        let held = self.owners.get(owner).and_then(|a| a.original.as_ref());
+        held.or_else(|| self.promised.get(owner).and_then(|p| p.original.as_ref()))
+    }
+
     /// What is left of `online` for everybody else.
     #[must_use]
     pub fn shared_pool(&self, online: &CpuSet) -> CpuSet {

@@ -34,11 +34,13 @@ pub struct Refit {
     pub missing: usize,
 }
 
-/// Fits the sets of `table` to the CPUs that are `online` and not reserved. `generation` gives a new number.
+/// Fits the sets of `table` to the CPUs that are `online` and not reserved. Replacements are never among the `foreign`
+/// CPUs, which are in other managers' partitions. `generation` gives a new number.
 pub fn refit(
     table: &mut Assignments,
     topology: &CpuTopology,
     online: &CpuSet,
+    foreign: &CpuSet,
     mut generation: impl FnMut() -> u64,
 ) -> Vec<Refit> {
     let nothing = CpuSet::new();
@@ -53,10 +55,10 @@ pub fn refit(
     for (owner, from) in broken {
         let kept = from.intersection(&allocatable);
         let lost = from.difference(&allocatable);
-        let free = table.free(online).difference(isolated);
+        let free = table.free(online).difference(isolated).difference(foreign);
         let placed =
             most(topology, &allocatable.difference(isolated), &free, &owner, &kept, lost.len(), |set| {
-                !table.shared_pool(online).difference(set).is_empty()
+                !table.shared_pool(online).difference(foreign).difference(set).is_empty()
             });
         let to = kept.union(&placed);
         let missing = lost.len() - placed.len();
@@ -155,7 +157,7 @@ mod tests {
     fn after(sets: &[(&str, &str)], reserved: &str, online: &str) -> (Vec<String>, Vec<String>) {
         let mut t = table(sets, reserved);
         let mut n = 1;
-        let done = refit(&mut t, &machine(online), &set(online), || {
+        let done = refit(&mut t, &machine(online), &set(online), &CpuSet::new(), || {
             n += 1;
             n
         });
@@ -193,12 +195,32 @@ mod tests {
         let mut t = table(&[("a", "2-3")], "0");
         let owner: Owner = "run/a".parse().unwrap();
         for (online, now) in [("0-2,4-7", "2,4"), ("0-1,4-7", "1,4")] {
-            refit(&mut t, &machine(online), &set(online), || 9);
+            refit(&mut t, &machine(online), &set(online), &CpuSet::new(), || 9);
             let a = &t.owners[&owner];
             assert_eq!((a.original.as_ref(), a.generation), (Some(&set("2-3")), 9));
             assert_eq!(a.cpus.len(), 2, "{} after {online}, e.g. {now}", a.cpus);
             assert!(a.cpus.is_subset(&set(online)));
         }
+    }
+
+    #[test]
+    fn replacements_are_nobody_elses_and_balanced() {
+        let mut raw = Regular {
+            packages: 2,
+            nodes: 1,
+            l3: 1,
+            cores: 2,
+            threads: 2,
+            numbering: Numbering::ThreadsAdjacent,
+        }
+        .raw();
+        raw.online = Some(set("0-2,4-7"));
+        raw.isolated = Some(set("4"));
+        let topology = CpuTopology::assemble(&raw).unwrap();
+        let mut t = table(&[("a", "2-3")], "0");
+        let done = refit(&mut t, &topology, &set("0-2,4-7"), &set("1,5"), || 2);
+        let to = done[0].to.clone();
+        assert!(to == set("2,6") || to == set("2,7"), "1 and 5 are a partition's, 4 is isolated: {to}");
     }
 
     /// Every machine state over eight CPUs and three owners: disjoint, never empty, never fewer than possible.
@@ -211,7 +233,7 @@ mod tests {
             let Ok(topology) = std::panic::catch_unwind(|| machine(&online.to_string())) else { continue };
             let mut t = table(&sets, "0");
             let before = t.clone();
-            let done = refit(&mut t, &topology, &online, || 2);
+            let done = refit(&mut t, &topology, &online, &CpuSet::new(), || 2);
             cases += 1;
             let mut all = CpuSet::new();
             for (owner, cpus) in t.sets() {

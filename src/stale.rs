@@ -26,6 +26,10 @@ pub struct SourceReport {
     pub complete: bool,
     /// Uids of the active pods.
     pub pods: BTreeSet<String>,
+    /// What the source had heard of before it listed its pods: the `position` of an earlier answer. Without it the report
+    /// is dated by its arrival, and a pod that is admitted between the listing and the arrival would be taken for gone.
+    #[serde(default)]
+    pub position: Option<u64>,
 }
 
 /// A report and how much had been admitted when it came.
@@ -72,7 +76,9 @@ impl Sources {
             return Err(UnknownSource { source_name: report.source, known: known.join(", ") });
         };
         if report.complete {
-            *heard = Some(Heard { pods: report.pods, admitted: self.count });
+            // A position of an agent before this one may be anything.
+            let admitted = report.position.map_or(self.count, |p| p.min(self.count));
+            *heard = Some(Heard { pods: report.pods, admitted });
         }
         Ok(())
     }
@@ -81,6 +87,12 @@ impl Sources {
     pub fn admitted(&mut self, uid: &str) {
         self.count += 1;
         self.admitted.insert(uid.to_owned(), self.count);
+    }
+
+    /// How many admissions there were in the life of this agent: what an answer's `position` says.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.count
     }
 
     /// The pod has left the table.
@@ -114,7 +126,7 @@ mod tests {
     }
 
     fn report(source: &str, complete: bool, pods: &[&str]) -> SourceReport {
-        SourceReport { source: source.into(), complete, pods: set(pods) }
+        SourceReport { source: source.into(), complete, pods: set(pods), position: None }
     }
 
     #[test]
@@ -147,6 +159,22 @@ mod tests {
         s.hear(report("api", true, &[])).unwrap();
         assert!(s.is_stale("a", false));
         s.forget("a");
+    }
+
+    #[test]
+    fn a_report_that_was_listed_before_the_admission_says_nothing_whenever_it_comes() {
+        let mut s = Sources::new(&set(&["api"]));
+        let listed = s.position();
+        s.admitted("a");
+        let late = SourceReport { position: Some(listed), ..report("api", true, &[]) };
+        s.hear(late).unwrap();
+        assert!(s.is_ready() && !s.is_stale("a", false) && s.is_stale("b", false));
+        s.hear(SourceReport { position: Some(s.position()), ..report("api", true, &[]) }).unwrap();
+        assert!(s.is_stale("a", false));
+        // Of another life.
+        s.admitted("c");
+        s.hear(SourceReport { position: Some(u64::MAX), ..report("api", true, &["c"]) }).unwrap();
+        assert!(!s.is_stale("c", false));
     }
 
     #[test]

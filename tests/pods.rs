@@ -15,7 +15,7 @@ use truepin::{
 };
 use truepin_tests::{
     fake::{Behaviour, FakeKernel, TaskTraits},
-    sim::{Setup, Sim},
+    sim::{DiskFault, Setup, Sim, Wish},
 };
 
 fn p(text: &str) -> CgroupPath {
@@ -157,7 +157,7 @@ fn tree(sim: &mut Sim, pods: &[&str], containers: &[(&str, Option<&str>, u32)]) 
 }
 
 fn report(sim: &mut Sim, source: &str, complete: bool, pods: &[&str]) {
-    let report = SourceReport { source: source.into(), complete, pods: names(pods) };
+    let report = SourceReport { source: source.into(), complete, pods: names(pods), position: None };
     assert_eq!(sim.ask(|ticket| Event::Source { ticket, report }).unwrap(), Answer::Noted);
 }
 
@@ -249,7 +249,7 @@ fn a_source_that_is_not_ready_frees_nobody() {
     assert_eq!(gone(&sim).len(), 1, "the other report is older");
     report(&mut sim, "file", true, &[]);
     assert_eq!(gone(&sim).len(), 2);
-    let report = SourceReport { source: "x".into(), complete: true, pods: names(&[]) };
+    let report = SourceReport { source: "x".into(), complete: true, pods: names(&[]), position: None };
     let answer = sim.ask(|ticket| Event::Source { ticket, report }).unwrap();
     assert!(matches!(&answer, Answer::Failed(why) if why.contains("api, file")), "{answer:?}");
 }
@@ -344,8 +344,20 @@ fn a_container_made_anew_keeps_its_owners_set() {
         settled(&mut sim);
         assert_eq!(exclusive(&sim), "2-5");
         assert_eq!(gone(&sim), [""; 0]);
-        let at = sim.state.assignments.owners[&owner("pod/a/c")].cgroup.clone();
-        assert_eq!(effective(&sim, &at), cpus("2-3"));
+        let lives = |sim: &Sim| sim.state.assignments.owners[&owner("pod/a/c")].cgroup.clone();
+        assert_eq!(
+            (lives(&sim), effective(&sim, &home("a", 3))),
+            (home("a", 3), cpus("2-3")),
+            "the newer one"
+        );
+        // What is said again of the old one changes nothing.
+        created(&mut sim, "a", "c", 2);
+        settled(&mut sim);
+        assert_eq!(
+            (lives(&sim), effective(&sim, &home("a", 3))),
+            (home("a", 3), cpus("2-3")),
+            "the newer one"
+        );
     }
 }
 
@@ -371,6 +383,55 @@ fn a_pod_is_admitted_as_a_whole_or_not_at_all() {
     let answer = admit(&mut sim, &pod("a", &[("c", 4)]));
     assert!(matches!(answer, Answer::Refused(AdmitError::Reserve(_))), "{answer:?}");
     settled(&mut sim);
+}
+
+#[test]
+fn a_promise_that_was_durable_is_answered_as_one() {
+    let mut sim = node(&[]);
+    // The first save has the promise. Member mode then writes the pool, whose first values are to be saved before.
+    sim.disk.fault(1, DiskFault::Full);
+    let requests = pod("a", &[("c", 2)]).requests(AlignmentPolicy::BestEffort, Isolation::Member).unwrap();
+    let ask = |ticket| Event::AdmitPods(vec![PodAdmission { ticket, uid: "a".into(), requests }]);
+    let answer = sim.ask(ask).unwrap();
+    assert!(matches!(&answer, Answer::Pod(sets) if sets.len() == 1), "{answer:?}\n{}", log(&sim));
+    let promised = sim.state.assignments.promised.clone();
+    assert_eq!((promised.len(), &sim.disk.record().unwrap().assignments.promised), (1, &promised));
+    sim.tick().unwrap();
+    settled(&mut sim);
+}
+
+#[test]
+fn a_pod_that_the_machine_made_smaller_is_the_same_pod() {
+    let mut sim = node(&[]);
+    admitted(&mut sim, &pod("a", &[("c", 2)]));
+    let promise = sim.state.assignments.promised.get_mut(&owner("pod/a/c")).unwrap();
+    (promise.original, promise.cpus) = (Some(promise.cpus.clone()), cpus("2"));
+    assert_eq!(admitted(&mut sim, &pod("a", &[("c", 2)])), ["pod/a/c 2"]);
+    assert!(matches!(admit(&mut sim, &pod("a", &[("c", 3)])), Answer::Refused(AdmitError::Reserve(_))));
+}
+
+#[test]
+fn what_was_taken_over_and_is_dead_leaves() {
+    let mut sim = node(&[]);
+    make(&mut sim, "b", 1);
+    let owners = vec![(owner("pod/a/c"), cpus("4-5")), (owner("pod/b/c"), cpus("6-7"))];
+    tree(&mut sim, &["b"], &[("b", Some("c"), 1)]);
+    let answer = sim.ask(|ticket| Event::Adopt { ticket, owners }).unwrap();
+    assert!(matches!(answer, Answer::Pod(_)), "{answer:?}");
+    assert_eq!((exclusive(&sim).as_str(), effective(&sim, &home("b", 1))), ("4-7", cpus("6-7")));
+    tree(&mut sim, &["b"], &[("b", Some("c"), 1)]);
+    assert_eq!(gone(&sim), ["pod/a/c 4-5 its pod is not active any more"]);
+    settled(&mut sim);
+}
+
+#[test]
+fn the_tree_says_nothing_of_pods_outside_the_kubelets_places() {
+    let mut sim = node(&[]);
+    let wish = Wish::new(owner("pod/x/c"), 2, Isolation::Auto).on(cpus("4-5"));
+    assert!(matches!(sim.admit(&wish).unwrap(), Answer::Assigned(..)));
+    tree(&mut sim, &[], &[]);
+    sim.tick().unwrap();
+    assert_eq!((exclusive(&sim).as_str(), gone(&sim).len()), ("4-5", 0));
 }
 
 #[test]

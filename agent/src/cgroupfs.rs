@@ -8,6 +8,7 @@
 //! done here.
 //! A *copied tree* outside cgroup2 is accepted only where it was set explicitly; derived files do not follow there.
 
+use crate::{store::chain, sysfs::OnlineCpus};
 use cgroups_rs::{
     CgroupPid,
     fs::{Cgroup, hierarchies},
@@ -92,7 +93,7 @@ fn cgroup2_mount(line: &str) -> Option<PathBuf> {
 #[derive(Debug)]
 pub struct CgroupFs {
     mount: Mount,
-    online: PathBuf,
+    online: OnlineCpus,
     /// Whether cgroups-rs can be used here.
     literal: bool,
 }
@@ -104,11 +105,11 @@ enum Found<T> {
 }
 
 impl CgroupFs {
-    /// `sysfs` is the directory that holds `sys/devices/system/cpu`.
+    /// The tree at `mount` of the machine whose CPUs `online` reads.
     #[must_use]
-    pub fn new(mount: Mount, sysfs: &Path) -> Self {
+    pub fn new(mount: Mount, online: OnlineCpus) -> Self {
         let literal = !mount.copied && mount.root == Path::new("/sys/fs/cgroup");
-        Self { online: sysfs.join("sys/devices/system/cpu/online"), mount, literal }
+        Self { mount, online, literal }
     }
 
     /// Where it is mounted.
@@ -240,13 +241,12 @@ impl CgroupFs {
 impl Kernel for CgroupFs {
     fn observe(&mut self, scope: &Scope) -> Result<Observed, KernelError> {
         let mut observed = Observed { copied: self.mount.copied, ..Observed::default() };
-        let text = fs::read_to_string(&self.online).map_err(|e| failed("read", &self.online, None, &e))?;
-        observed.online = text.parse().map_err(|e| KernelError {
+        observed.online = self.online.read().map_err(|e| KernelError {
             operation: "read",
-            target: self.online.display().to_string(),
-            value: Some(text.trim().into()),
+            target: self.online.path().display().to_string(),
+            value: None,
             errno: None,
-            cause: format!("{e}"),
+            cause: chain(&e),
         })?;
         for path in self.scope(scope)? {
             if let Some(cgroup) = self.observe_one(&path)? {

@@ -6,11 +6,11 @@
 use crate::{
     bpf::BpfProbe,
     procfs::{self, ProcError},
-    store::chain,
+    sysfs::{OnlineCpus, SysfsError},
 };
 use std::path::{Path, PathBuf};
 use truepin::{
-    CgroupId, CgroupPath, CpuSet,
+    CgroupId, CgroupPath,
     ledger::{LedgerSample, Probe, Watched},
     verdict::{Evidence, Tolerance},
 };
@@ -24,14 +24,9 @@ pub enum EvidenceError {
     /// `/proc`, sysfs or a clock.
     #[error(transparent)]
     Proc(#[from] ProcError),
-    /// `/sys/devices/system/cpu/online`
-    #[error("{}: {what}", path.display())]
-    Online {
-        /// Which.
-        path: PathBuf,
-        /// What is wrong.
-        what: String,
-    },
+    /// Which CPUs are online.
+    #[error(transparent)]
+    Online(#[from] SysfsError),
 }
 
 /// Where evidence comes from.
@@ -39,19 +34,17 @@ pub enum EvidenceError {
 pub struct Collector {
     /// `None` when it is off: verdicts are inconclusive then.
     pub probe: Option<BpfProbe>,
-    sysfs: PathBuf,
+    online: OnlineCpus,
     cgroups: PathBuf,
-    /// CPUs of the machine, where it has no list of those online.
-    listed: CpuSet,
     /// Re-used: reading the kernel half's maps then allocates nothing.
     sample: LedgerSample,
 }
 
 impl Collector {
-    /// `sysfs` holds `sys/devices/system/cpu`, `cgroups` is the root cgroup's directory.
+    /// `cgroups` is the root cgroup's directory.
     #[must_use]
-    pub fn new(probe: Option<BpfProbe>, sysfs: &Path, cgroups: &Path, listed: CpuSet) -> Self {
-        Self { probe, sysfs: sysfs.into(), cgroups: cgroups.into(), listed, sample: LedgerSample::default() }
+    pub fn new(probe: Option<BpfProbe>, online: OnlineCpus, cgroups: &Path) -> Self {
+        Self { probe, online, cgroups: cgroups.into(), sample: LedgerSample::default() }
     }
 
     /// Watches these owners from now on.
@@ -83,19 +76,8 @@ impl Collector {
         })?;
         // The clock is this machine's, whatever tree describes the CPUs.
         evidence.clock = procfs::clock_state(Path::new("/"))?;
-        evidence.online = self.online()?;
+        evidence.online = self.online.read()?;
         Ok(evidence)
-    }
-
-    fn online(&self) -> Result<CpuSet, EvidenceError> {
-        let path = self.sysfs.join("sys/devices/system/cpu/online");
-        let text = match std::fs::read_to_string(&path) {
-            // Kernels before 2.6.26, and some recorded machines: whatever is there is online.
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(self.listed.clone()),
-            text => text,
-        };
-        let set = text.map_err(|e| e.to_string()).and_then(|t| t.parse().map_err(|e| chain(&e)));
-        set.map_err(|what| EvidenceError::Online { path, what })
     }
 }
 

@@ -24,9 +24,12 @@ pub struct Static {
     pub says: String,
 }
 
-/// The value of a flag, as `--flag=value` or `--flag value`.
+/// Programs that have a kubelet inside. Its flags are theirs to pass on, its state is where it always is.
+const EMBEDDED: [&str; 4] = ["k3s-server", "rke2", "kubelite", "microshift"];
+
+/// The value of a flag, as `--flag=value` or `--flag value`; of a flag that is repeated the last one counts (pflag).
 fn flag<'a>(args: &'a [String], name: &str) -> Option<&'a str> {
-    args.iter().enumerate().find_map(|(i, arg)| {
+    args.iter().enumerate().rev().find_map(|(i, arg)| {
         let rest = arg.strip_prefix("--")?.strip_prefix(name)?;
         if rest.is_empty() { args.get(i + 1).map(String::as_str) } else { rest.strip_prefix('=') }
     })
@@ -47,7 +50,9 @@ fn configured(text: &str) -> Option<&str> {
 #[must_use]
 pub fn static_policy(proc: &Path, root: &Path) -> Option<Static> {
     let pids = fs::read_dir(proc).ok()?.filter_map(|e| e.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter(|pid| comm(proc, *pid).as_deref() == Some("kubelet")).find_map(|pid| {
+    let is_kubelet =
+        |pid: &u32| comm(proc, *pid).is_some_and(|c| c == "kubelet" || EMBEDDED.contains(&c.as_str()));
+    pids.filter(is_kubelet).find_map(|pid| {
         let line = fs::read(proc.join(pid.to_string()).join("cmdline")).ok()?;
         let args: Vec<String> =
             line.split(|b| *b == 0).map(|a| String::from_utf8_lossy(a).into_owned()).collect();
@@ -63,6 +68,11 @@ fn comm(proc: &Path, pid: u32) -> Option<String> {
 }
 
 fn says(args: &[String], dir: &Path, below: impl Fn(&str) -> PathBuf) -> Option<String> {
+    if let Some(arg) =
+        args.iter().find(|a| a.contains("kubelet-arg") && a.contains("cpu-manager-policy=static"))
+    {
+        return Some(format!("its command line: {arg}"));
+    }
     // A flag outweighs the file.
     if let Some(policy) = flag(args, "cpu-manager-policy") {
         return (policy == "static").then(|| "its command line: --cpu-manager-policy=static".into());
@@ -107,6 +117,29 @@ mod tests {
             ),
             ("kubelet", vec!["kubelet"], yaml, "", None),
             ("kubelet", vec!["kubelet"], "", "{", None),
+            (
+                "kubelet",
+                vec!["kubelet", "--cpu-manager-policy=none", "--cpu-manager-policy=static"],
+                "",
+                "",
+                Some("command line"),
+            ),
+            (
+                "kubelet",
+                vec!["kubelet", "--cpu-manager-policy=static", "--cpu-manager-policy=none"],
+                "",
+                "",
+                None,
+            ),
+            (
+                "k3s-server",
+                vec!["k3s", "server", "--kubelet-arg=cpu-manager-policy=static"],
+                "",
+                "",
+                Some("kubelet-arg"),
+            ),
+            ("kubelite", vec!["kubelite"], "", state, Some("policyName")),
+            ("kubelite", vec!["kubelite"], "", "", None),
             ("other", vec!["kubelet", "--cpu-manager-policy=static"], yaml, state, None),
         ] {
             let dir = tempfile::tempdir().unwrap();

@@ -17,7 +17,7 @@ use crate::{
     paths::Paths,
     procfs::{self, ProcError},
     store::{Store, StoreError, chain},
-    sysfs::{self, SysfsError},
+    sysfs::{self, OnlineCpus, SysfsError},
     watch::Watch,
     writers::Writers,
 };
@@ -166,7 +166,8 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
     }
     let topology = sysfs::topology(&paths.sysfs)?;
     notes.extend(topology.oddities().iter().map(|o| format!("topology: {o}")));
-    let mut kernel = CgroupFs::new(mount.clone(), &paths.sysfs);
+    let online = OnlineCpus::new(&paths.sysfs, topology.online().clone());
+    let mut kernel = CgroupFs::new(mount.clone(), online.clone());
     let slice: CgroupPath = SLICE.parse()?;
     // The record's lock belongs to the record; two agents with different records on one host would fight all the same.
     let host = if audit { None } else { Some(host_lock(&mount.root)?) };
@@ -210,7 +211,7 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
     );
     let writers = || Writers::new(&mount.root);
     let writers = optional(config.sources.writers, writers, "writers of files stay unknown", &mut notes);
-    let collector = Collector::new(probe, &paths.sysfs, &mount.root, state.online.clone());
+    let collector = Collector::new(probe, online, &mount.root);
     give_memory_back();
     let declared = config.cgroups.iter().filter_map(|c| {
         let cpus = c.cpus.clone().filter(|_| c.role == Role::Owner)?;

@@ -77,6 +77,33 @@ pub enum SysfsError {
     Topology(#[from] TopologyError),
 }
 
+/// Which CPUs are online, asked again and again.
+#[derive(Debug, Clone)]
+pub struct OnlineCpus {
+    path: PathBuf,
+    /// Where there is no such list (before Linux 2.6.26, and on some recorded machines).
+    otherwise: CpuSet,
+}
+
+impl OnlineCpus {
+    /// Of the machine below `root`; `otherwise` where it has no list.
+    #[must_use]
+    pub fn new(root: &Path, otherwise: CpuSet) -> Self {
+        Self { path: root.join("sys/devices/system/cpu/online"), otherwise }
+    }
+
+    /// The list.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Now.
+    pub fn read(&self) -> Result<CpuSet, SysfsError> {
+        Ok(list(&self.path)?.unwrap_or_else(|| self.otherwise.clone()))
+    }
+}
+
 /// Reads and assembles the machine below `root` (`/` for this one).
 pub fn topology(root: &Path) -> Result<CpuTopology, SysfsError> {
     Ok(CpuTopology::assemble(&raw_topology(root)?)?)

@@ -128,3 +128,68 @@ fn a_kubelets_assignments_are_taken_over() {
     let (code, doc) = m.json(&["import", "kubelet", "--dir", dir, "--good-part"]);
     assert_eq!((code, doc["owners"].as_array().map(Vec::len)), (1, Some(1)), "{doc}");
 }
+
+/// `agent --mode migrate` on a kubelet's state; its exit code if it ends by itself, and what it said.
+fn migrate(m: &Machine, state: &str) -> (Option<Agent>, Option<i32>, String) {
+    let dir = m.path("kubelet");
+    fs::create_dir_all(&dir).unwrap();
+    fs::write(dir.join("cpu_manager_state"), state).unwrap();
+    fs::write(m.path("config.toml"), "reserved = \"0-1\"").unwrap();
+    let said = m.path("migrate.log");
+    let log = fs::File::create(&said).unwrap();
+    let args = ["agent", "--mode", "migrate", "--kubelet-dir", dir.to_str().unwrap()];
+    let mut child = m.command(&args).stdin(Stdio::null()).stderr(log).spawn().unwrap();
+    let mut ended = None;
+    wait("the agent's answer or end", || {
+        ended = child.try_wait().unwrap();
+        ended.is_some() || m.run(&["list"]).status.success()
+    });
+    let said = fs::read_to_string(said).unwrap();
+    match ended {
+        Some(status) => (None, status.code(), said),
+        None => (Some(Agent(child)), None, said),
+    }
+}
+
+#[test]
+fn migrate_takes_over_or_ends() {
+    if !is_root("migrate_takes_over_or_ends") {
+        return;
+    }
+    let state = |entries: &str| {
+        format!(
+            r#"{{"policyName":"static","defaultCpuSet":"6-7","entries":{{"u-1":{{{entries}}}}},"checksum":0}}"#
+        )
+    };
+    let m = Machine::new();
+    let (agent, code, said) = migrate(&m, &state(r#""a":"2-3","b":"4-5""#));
+    assert!(agent.is_some(), "{code:?} {said}");
+    assert!(said.contains("cpuManagerPolicy: none"), "{said}");
+    let (_, list) = m.json(&["list"]);
+    let sets: Vec<_> =
+        list["owners"].as_array().unwrap().iter().map(|o| o["cpus"].as_str().unwrap()).collect();
+    assert_eq!(sets, ["2-3", "4-5"]);
+    drop(agent);
+    // What is reserved here cannot be taken over, and an empty table would give away CPUs that pods run on.
+    let m = Machine::new();
+    let (agent, code, said) = migrate(&m, &state(r#""a":"1-2""#));
+    assert!(agent.is_none() && code == Some(3) && said.contains("are reserved"), "{code:?} {said}");
+    assert!(!m.path("state/checkpoint.json").exists(), "nothing was saved");
+    let (agent, code, said) = migrate(&m, "{");
+    assert!(agent.is_none() && code == Some(3) && said.contains("cannot be taken over"), "{code:?} {said}");
+}
+
+#[test]
+fn a_machine_that_does_not_say_what_is_online_is_served() {
+    if !is_root("a_machine_that_does_not_say_what_is_online_is_served") {
+        return;
+    }
+    let m = Machine::new();
+    fs::remove_file(m.path("sys/devices/system/cpu/online")).unwrap();
+    let _agent = m.agent("reserved = \"0-1\"");
+    let (code, owner) = m.json(&["assign", "unit/db.service", "--cgroup", "system.slice/db", "--cpus", "4"]);
+    assert_eq!((code, owner["cpus"].as_str()), (0, Some("4-7")), "{owner}");
+    // Its evidence can be read: nothing is known without the programs, and that is what is said.
+    let (code, verdict) = m.json(&["verify", "unit/db.service"]);
+    assert_eq!((code, verdict["verdict"].as_str()), (3, Some("inconclusive")), "{verdict}");
+}

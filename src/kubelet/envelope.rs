@@ -106,11 +106,7 @@ pub(super) fn absent(any: &'static Layout, decoded: &Decoded, report: &mut Repor
 
 /// The candidate whose checksum is the one in the file, and what the others have. A file that does not read as a
 /// candidate is not one.
-pub(super) fn vouch(
-    bytes: &[u8],
-    candidates: &'static [Candidate],
-    stored: u64,
-) -> Result<&'static Candidate, String> {
+fn vouch(bytes: &[u8], candidates: &'static [Candidate], stored: u64) -> Result<&'static Candidate, String> {
     let mut computed = Vec::new();
     for candidate in candidates {
         let mut value = Value::fresh(candidate.layout);
@@ -126,6 +122,48 @@ pub(super) fn vouch(
         }
     }
     Err(computed.join(", "))
+}
+
+/// The format for which the file's own checksum speaks: `by_shape` for one of 0, which vouches for nothing; `None` when
+/// it is that of no candidate.
+pub(super) fn vouched(
+    bytes: &[u8],
+    candidates: &'static [Candidate],
+    stored: u64,
+    by_shape: Format,
+    present: Present,
+    report: &mut Report,
+) -> Option<Format> {
+    if stored == 0 {
+        if present.checksum {
+            report.note("checksum", "0", Problem::ChecksumZero);
+        }
+        return Some(by_shape);
+    }
+    match vouch(bytes, candidates, stored) {
+        Ok(candidate) => {
+            if candidate.early {
+                report.note("checksum", stored.to_string(), Problem::EarlyName);
+            }
+            if candidate.format != Format::V3 && present.pods {
+                report.find("podEntries", "", Problem::NotCovered);
+            }
+            Some(candidate.format)
+        }
+        Err(computed) => {
+            report.find("checksum", stored.to_string(), Problem::Checksum { computed });
+            None
+        }
+    }
+}
+
+/// What of a file bears on what its checksum covers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Present {
+    /// The key `checksum` is there.
+    pub(super) checksum: bool,
+    /// There are entries of whole pods.
+    pub(super) pods: bool,
 }
 
 /// 1.37's `data`, read in its widest layout, if its own checksum vouches for it.

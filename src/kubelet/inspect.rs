@@ -10,7 +10,7 @@
 //! because truepin derives the pool and takes nothing else from the file.
 
 use super::dump::encode;
-use super::envelope::{Candidate, Format, Report, absent, open, open_data, vouch};
+use super::envelope::{Candidate, Format, Present, Report, absent, open, open_data, vouched};
 use super::finding::{Finding, Problem};
 use super::json::{Decoded, decode};
 use super::layout::{
@@ -139,28 +139,8 @@ fn content(bytes: &[u8], report: &mut Report) -> Option<Content> {
         (_, true) => Format::V3,
         _ => Format::V2,
     };
-    let outer = if stored == 0 {
-        if there("checksum") {
-            report.note("checksum", "0", Problem::ChecksumZero);
-        }
-        Some(by_shape)
-    } else {
-        match vouch(bytes, &CANDIDATES, stored) {
-            Ok(candidate) => {
-                if candidate.early {
-                    report.note("checksum", stored.to_string(), Problem::EarlyName);
-                }
-                if candidate.format != Format::V3 && has_pods {
-                    report.find("podEntries", "", Problem::NotCovered);
-                }
-                Some(candidate.format)
-            }
-            Err(computed) => {
-                report.find("checksum", stored.to_string(), Problem::Checksum { computed });
-                None
-            }
-        }
-    };
+    let present = Present { checksum: there("checksum"), pods: has_pods };
+    let outer = vouched(bytes, &CANDIDATES, stored, by_shape, present, report);
     let data = has_data.then(|| open_data(&value, layout, &DATA_ANY, report)).flatten();
     if let Some(data) = data {
         differences(&value, layout, &data, report);

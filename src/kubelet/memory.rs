@@ -9,7 +9,7 @@
 //!
 //! Source: `memorymanager/state/{checkpoint,state_checkpoint,state_mem}.go` of 1.36; version 3 from 1.37.
 
-use super::envelope::{Candidate, Format, Report, absent, open, open_data, vouch};
+use super::envelope::{Candidate, Format, Present, Report, absent, open, open_data, vouched};
 use super::finding::{Finding, Problem};
 use super::layout::{
     BLOCK, Key, Layout, MEMORY_ANY, MEMORY_DATA, MEMORY_NAME, MEMORY_NAME_V1, MEMORY_V1, MEMORY_V2, Value,
@@ -146,28 +146,11 @@ fn content(bytes: &[u8], report: &mut Report) -> Option<MemoryInspection> {
     let has_data = there("data") || there("dataChecksum");
     let has_pods = !value.map(&MEMORY_ANY, "PodEntries").is_empty();
     let stored = value.uint(&MEMORY_ANY, "Checksum");
-    let format = if stored == 0 {
-        if there("checksum") {
-            report.note("checksum", "0", Problem::ChecksumZero);
-        }
-        Some(if has_pods { "v2" } else { "v1" })
-    } else {
-        match vouch(bytes, &CANDIDATES, stored) {
-            Ok(candidate) => {
-                if candidate.early {
-                    report.note("checksum", stored.to_string(), Problem::EarlyName);
-                }
-                if candidate.format != Format::V3 && has_pods {
-                    report.find("podEntries", "", Problem::NotCovered);
-                }
-                Some(if candidate.format == Format::V3 { "v2" } else { "v1" })
-            }
-            Err(computed) => {
-                report.find("checksum", stored.to_string(), Problem::Checksum { computed });
-                None
-            }
-        }
-    };
+    let present = Present { checksum: there("checksum"), pods: has_pods };
+    // The memory manager's second version has pods as the CPU manager's third does.
+    let by_shape = if has_pods { Format::V3 } else { Format::V1 };
+    let format = vouched(bytes, &CANDIDATES, stored, by_shape, present, report);
+    let format = format.map(|f| if f == Format::V3 { "v2" } else { "v1" });
     let data = has_data.then(|| open_data(&value, &MEMORY_ANY, &MEMORY_DATA, report)).flatten();
     let (value, layout, format): (_, &'static Layout, _) = match data {
         Some(data) => (data, &MEMORY_DATA, "v3"),

@@ -133,6 +133,7 @@ impl Turn<'_> {
         if self.s.settings.audit {
             return self.settle();
         }
+        self.fit();
         self.unhouse_pods();
         let stale = self.s.stale().into_iter().map(|o| (o, super::pods::NOT_ACTIVE));
         self.s.leaving.extend(stale);

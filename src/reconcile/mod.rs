@@ -237,6 +237,8 @@ pub struct State {
     boot_id: String,
     /// The record is of another boot.
     rebooted: bool,
+    /// The record's sets were fitted to the machine as it is.
+    fitted: bool,
     epoch: u64,
     /// The minor version of the record and its fields that only a newer truepin knows: they go back as they came.
     kept: (u32, Extra),
@@ -314,6 +316,9 @@ impl State {
         // What a record names existed; `entered`, because a command may have ended while nobody looked.
         let known = Runtime { seen: true, entered: true, ..Runtime::default() };
         let runtime = assignments.owners.keys().map(|o| (o.clone(), known.clone())).collect();
+        // As the record has it: where an old container of an owner is still there too, this one has the CPUs.
+        let pods = assignments.owners.iter().filter(|(o, _)| matches!(o, Owner::Pod { .. }));
+        let homes = pods.map(|(o, a)| (o.clone(), a.cgroup.clone())).collect();
         let online = topology.online().clone();
         let fights = Fights::new(settings.repairs_per_minute);
         let sources = Sources::new(&settings.sources);
@@ -324,7 +329,8 @@ impl State {
             assignments,
             first,
             containers,
-            homes: BTreeMap::new(),
+            homes,
+            fitted: false,
             sources,
             unresolved: BTreeSet::new(),
             online,

@@ -147,7 +147,8 @@ impl Turn<'_> {
             isolation,
             generation: self.next_generation(),
             reason: "taken over".into(),
-            made: false,
+            // Its container ran under the other manager: where the tree does not have it any more, the pod is gone.
+            made: true,
             original: None,
             extra: Extra::new(),
         };
@@ -162,7 +163,10 @@ impl Turn<'_> {
         for request in requests {
             let owner = &request.owner;
             if let Some(held) = self.s.assignments.cpus_of(owner).cloned() {
-                if held.len() != request.cpus as usize {
+                // Where the machine has changed, what it was admitted with counts too.
+                let first = self.s.assignments.original_of(owner).map(CpuSet::len);
+                let asked = request.cpus as usize;
+                if held.len() != asked && first != Some(asked) {
                     let owner = owner.clone();
                     return Err(crate::assignments::ReserveError::Differs { owner, held }.into());
                 }
@@ -234,8 +238,12 @@ impl Turn<'_> {
         home: Option<(CgroupPath, CgroupId)>,
     ) {
         let cgroup = home.as_ref().map(|(_, id)| *id);
+        let known = self.s.containers.get(&id).is_some_and(|e| e.cgroup.is_some() && e.cgroup == cgroup);
         self.note_container(id, &owner, cgroup);
-        let housed = home.is_some_and(|(path, _)| {
+        // Said again, or late: meanwhile a newer container of the same name has the CPUs.
+        let lives = self.s.homes.get(&owner).filter(|p| self.s.observed.cgroups.contains_key(*p));
+        let superseded = known && home.as_ref().is_some_and(|(path, _)| lives.is_some_and(|p| p != path));
+        let housed = home.filter(|_| !superseded).is_some_and(|(path, _)| {
             self.s.homes.insert(owner.clone(), path.clone());
             !self.s.settings.audit && self.house(&owner, &path)
         });
@@ -274,7 +282,7 @@ impl Turn<'_> {
                 }
             }
         }
-        self.hear(SourceReport { source: crate::stale::TREE.into(), complete: true, pods });
+        self.hear(SourceReport { source: crate::stale::TREE.into(), complete: true, pods, position: None });
         if moved || !self.s.stale().is_empty() || self.s.is_unsaved() {
             self.afresh();
             self.look();
@@ -373,6 +381,8 @@ impl Turn<'_> {
         };
         for (ticket, answer) in answers {
             let answer = match (&lost, answer) {
+                // The promise was durable before what could not be saved any more.
+                (Some(_), Answer::Pod(sets)) if self.s.holds(&sets) => Answer::Pod(sets),
                 (Some(why), Answer::Pod(_)) => Answer::Refused(AdmitError::NotDurable(why.clone())),
                 (_, answer) => answer,
             };
@@ -399,6 +409,17 @@ impl super::State {
     /// CPUs that are online and in no other manager's partition.
     fn ours(&self) -> CpuSet {
         self.online.difference(&crate::plan::foreign(&self.desired(), &self.observed, None))
+    }
+
+    /// Whether these sets are in the table.
+    fn holds(&self, sets: &[(Owner, CpuSet)]) -> bool {
+        sets.iter().all(|(o, set)| self.assignments.cpus_of(o) == Some(set))
+    }
+
+    /// How many admissions of pods there were: what a source's report is dated by.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.sources.position()
     }
 
     /// Whether nothing is known of any pod.

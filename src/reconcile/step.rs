@@ -1,15 +1,15 @@
 //! One event in, effects out.
 
 use super::{Effect, Event, Finding, FindingKind, Pending, Progress, State, Work, fights::MINUTE_NS};
-use crate::{refit, verdict::Instant};
-use std::collections::VecDeque;
+use crate::{plan, refit, verdict::Instant};
+use std::{collections::VecDeque, mem};
 
 /// Takes one event. The effects are to be carried out in order; results come back as events, before the next outside
 /// event is taken. Deterministic: equal states, events and times give equal effects.
 pub fn step(state: &mut State, event: Event, now: Instant) -> Vec<Effect> {
     let mut t = Turn { s: state, now, out: Vec::new() };
     match event {
-        Event::Started => t.started(),
+        Event::Started => t.look(),
         Event::Found(kind) => {
             t.report(kind);
         }
@@ -54,21 +54,23 @@ impl Turn<'_> {
         self.s.finding_count
     }
 
-    /// What a record holds is fitted to the machine as it is now.
-    fn started(&mut self) {
-        if !self.s.settings.audit {
-            let mut generation = self.s.generation;
-            let next = || {
-                generation += 1;
-                generation
-            };
-            let done = refit::refit(&mut self.s.assignments, &self.s.topology, &self.s.online, next);
-            self.s.generation = generation;
-            for changed in done {
-                self.report(FindingKind::Refitted(changed));
-            }
+    /// What a record holds is fitted to the machine as it is now, once, when it was first read.
+    pub(super) fn fit(&mut self) {
+        if mem::replace(&mut self.s.fitted, true) {
+            return;
         }
-        self.look();
+        let foreign = plan::foreign(&self.s.desired(), &self.s.observed, None);
+        let mut generation = self.s.generation;
+        let next = || {
+            generation += 1;
+            generation
+        };
+        let s = &mut *self.s;
+        let done = refit::refit(&mut s.assignments, &s.topology, &s.online, &foreign, next);
+        self.s.generation = generation;
+        for changed in done {
+            self.report(FindingKind::Refitted(changed));
+        }
     }
 
     /// Begins a convergence from a fresh reading.

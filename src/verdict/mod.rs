@@ -194,15 +194,20 @@ impl Verdict {
     /// Nothing is known of the owner at `at`: it holds no CPUs, though it should.
     #[must_use]
     pub fn untold(owner: &Owner, cpus: &CpuSet, mode: Mode, at: Instant, why: String) -> Self {
+        Self { reasons: vec![why], ..Self::blank(owner, cpus, mode, at, at) }
+    }
+
+    /// A verdict for which nothing was looked at yet.
+    fn blank(owner: &Owner, cpus: &CpuSet, mode: Mode, from: Instant, to: Instant) -> Self {
         Self {
             owner: owner.clone(),
             cpus: cpus.clone(),
             mode,
             means: Vec::new(),
-            from: at,
-            to: at,
+            from,
+            to,
             judgement: Judgement::Inconclusive,
-            reasons: vec![why],
+            reasons: Vec::new(),
             accounts: Vec::new(),
             departures: 0,
             migrations: 0,
@@ -233,22 +238,8 @@ pub fn judge(
     findings: &[SetFinding],
     tolerance: Tolerance,
 ) -> Verdict {
-    let mut v = Verdict {
-        owner: subject.owner.clone(),
-        cpus: subject.cpus.clone(),
-        mode: subject.mode,
-        means: vec![if subject.sets_swept { "set sweep".into() } else { "set sweep: not applicable".into() }],
-        from: from.at,
-        to: to.at,
-        judgement: Judgement::Inconclusive,
-        reasons: Vec::new(),
-        accounts: Vec::new(),
-        departures: 0,
-        migrations: 0,
-        lost: 0,
-        intruders: Vec::new(),
-        blind_spots: BLIND.to_vec(),
-    };
+    let mut v = Verdict::blank(&subject.owner, &subject.cpus, subject.mode, from.at, to.at);
+    v.means.push(if subject.sets_swept { "set sweep".into() } else { "set sweep: not applicable".into() });
     if subject.mode == Mode::Member {
         v.blind_spots.push(BLIND_MEMBER);
     }

@@ -216,7 +216,12 @@ pub fn answer(engine: &mut Engine, about: &About, call: Call) -> Outcome {
         Call::Source(report) => {
             let what = format!("source {}", report.source);
             match engine.ask(|ticket| Event::Source { ticket, report: *report }) {
-                Answer::Noted => json(&NotedDoc { schema: "truepin.noted/1".into(), what, cpus: None }),
+                Answer::Noted => json(&NotedDoc {
+                    schema: "truepin.noted/1".into(),
+                    what,
+                    cpus: None,
+                    position: engine.state.position(),
+                }),
                 Answer::Failed(what) => Err(problem(422, "usage", what, None)),
                 other => Err(problem(500, "internal", format!("unexpected answer {other:?}"), None)),
             }
@@ -244,7 +249,12 @@ pub fn admit_pods(engine: &mut Engine, about: &About, pods: Vec<Pod>) -> Vec<Out
         outcomes[at] = Some(match answer {
             Answer::Pod(sets) => {
                 let owners = sets.into_iter().map(|(owner, cpus)| SetDoc { owner, cpus }).collect();
-                json(&PodDoc { schema: "truepin.pod/1".into(), uid, owners })
+                json(&PodDoc {
+                    schema: "truepin.pod/1".into(),
+                    uid,
+                    owners,
+                    position: engine.state.position(),
+                })
             }
             Answer::Refused(error) => Err(refused(&error)),
             other => Err(problem(500, "internal", format!("unexpected answer {other:?}"), None)),
@@ -262,7 +272,12 @@ fn container_created(engine: &mut Engine, c: ContainerCreated) -> Outcome {
     match engine.ask(|ticket| Event::Container { ticket, id: c.id, owner, home }) {
         Answer::Noted | Answer::Assigned(..) => {
             let cpus = engine.state.assignments.cpus_of(&asked).cloned();
-            json(&NotedDoc { schema: "truepin.noted/1".into(), what: asked.to_string(), cpus })
+            json(&NotedDoc {
+                schema: "truepin.noted/1".into(),
+                what: asked.to_string(),
+                cpus,
+                position: engine.state.position(),
+            })
         }
         Answer::Refused(error) => Err(refused(&error)),
         Answer::Failed(what) => Err(problem(503, "failed", what, None)),

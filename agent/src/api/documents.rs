@@ -245,6 +245,9 @@ pub struct PodDoc {
     pub uid: String,
     /// Containers with CPUs of their own, in the order in which they start; all others share.
     pub owners: Vec<SetDoc>,
+    /// What a source's report is dated by: a source that lists its pods after this answer sends it with the list.
+    #[serde(default)]
+    pub position: u64,
 }
 
 /// `truepin.adopted/1`
@@ -265,6 +268,9 @@ pub struct NotedDoc {
     pub what: String,
     /// The CPUs that a container has for itself.
     pub cpus: Option<CpuSet>,
+    /// As in `truepin.pod/1`.
+    #[serde(default)]
+    pub position: u64,
 }
 
 /// A writer of a file.
