@@ -221,6 +221,12 @@ mod tests {
         let done = refit(&mut t, &topology, &set("0-2,4-7"), &set("1,5"), || 2);
         let to = done[0].to.clone();
         assert!(to == set("2,6") || to == set("2,7"), "1 and 5 are a partition's, 4 is isolated: {to}");
+        // With nothing else left.
+        raw.isolated = Some(set("4-7"));
+        let topology = CpuTopology::assemble(&raw).unwrap();
+        let mut t = table(&[("a", "2-3")], "0");
+        let done = refit(&mut t, &topology, &set("0-2,4-7"), &set("1"), || 2);
+        assert_eq!((done[0].to.clone(), done[0].missing), (set("2"), 1));
     }
 
     /// Every machine state over eight CPUs and three owners: disjoint, never empty, never fewer than possible.

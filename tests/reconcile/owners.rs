@@ -179,6 +179,7 @@ fn an_owner_of_the_same_name_has_no_past() {
     assigned(&mut sim, &run("a", "4", Isolation::Auto));
     sim.probe.broken = true;
     sim.release(Some(&owner("run/a"))).unwrap();
+    sim.probe.broken = false;
     assert_eq!(sim.verdict(&owner("run/a")), None, "the last verdict would be that of CPUs 2-3");
 }
 
