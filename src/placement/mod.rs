@@ -6,6 +6,7 @@
 pub mod aligned;
 mod fill;
 mod inventory;
+pub mod kubelet;
 mod refusal;
 mod subsets;
 #[cfg(test)]

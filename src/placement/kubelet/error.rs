@@ -1,0 +1,42 @@
+//! Why the kubelet's strategy gives no CPUs.
+
+/// A refusal, with the kubelet's numbers.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TakeError {
+    /// Fewer CPUs are available (its "not enough cpus available to satisfy request").
+    #[error("not enough CPUs: {requested} requested, {available} available")]
+    NotEnough {
+        /// CPUs asked for.
+        requested: usize,
+        /// CPUs that could be taken.
+        available: usize,
+    },
+    /// `full-pcpus-only`, and the request does not fill whole cores (its `SMTAlignmentError`).
+    #[error("{requested} CPUs do not fill cores of {cpus_per_core} CPUs")]
+    SmtAlignment {
+        /// CPUs asked for.
+        requested: usize,
+        /// CPUs of a core, on average.
+        cpus_per_core: usize,
+    },
+    /// `full-pcpus-only`, and fewer CPUs are on cores without a reserved CPU (its `SMTAlignmentError` with "not enough
+    /// free physical CPUs").
+    #[error("not enough CPUs on whole cores: {requested} requested, {available} available")]
+    NotEnoughPhysical {
+        /// CPUs asked for.
+        requested: usize,
+        /// CPUs of the shared pool without the siblings of reserved ones.
+        available: usize,
+        /// CPUs of a core, on average.
+        cpus_per_core: usize,
+    },
+    /// Enough CPUs are available, but no choice of the rule adds up to the number asked for (its "accounting error" and
+    /// "failed to allocate cpus"; where the kubelet would never return or hand out CPUs that are not available).
+    #[error("{requested} CPUs requested, {available} available, and they do not add up")]
+    Unaccounted {
+        /// CPUs asked for.
+        requested: usize,
+        /// CPUs that could be taken.
+        available: usize,
+    },
+}
