@@ -7,7 +7,7 @@
 
 use crate::{
     cgroupfs::CgroupFs,
-    containers::Scanner,
+    containers::{Scanner, TreeError},
     evidence::{Collector, EvidenceError},
     executor, procfs,
     store::{Store, chain},
@@ -15,7 +15,7 @@ use crate::{
     writers::Writers,
 };
 use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     fs,
     sync::Arc,
 };
@@ -136,6 +136,20 @@ impl Engine {
             }
             Err(error) => tracing::warn!("pods: {}", chain(&error)),
         }
+    }
+
+    /// The containers that the cgroup tree has now, as far as their names can be found out: id to pod uid and name.
+    pub fn running(&mut self) -> Result<BTreeMap<String, (String, String)>, TreeError> {
+        let tree = self.scanner.scan(&self.state.containers)?;
+        let known = &self.state.containers;
+        let named = tree.containers.into_iter().filter_map(|c| {
+            let name = c.name.or_else(|| match &known.get(&c.id)?.owner {
+                Owner::Pod { container, .. } => Some(container.clone()),
+                _ => None,
+            })?;
+            Some((c.id.into(), (c.uid, name)))
+        });
+        Ok(named.collect())
     }
 
     /// Where a container is, if its cgroup is there.

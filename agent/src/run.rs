@@ -8,6 +8,7 @@ use crate::{
     api::calls::{self, About, Call, Outcome, Unmet, problem},
     config::Reserve,
     engine::{Engine, Gathered},
+    kubelet::Lookout,
     procfs,
     start::{Declared, Prepared},
     store::chain,
@@ -91,6 +92,7 @@ pub struct Agent {
     /// Only held.
     _host: Option<Flock<File>>,
     about: About,
+    lookout: Option<Lookout>,
     declared: Vec<Declared>,
     adopt: Vec<(Owner, CpuSet)>,
     inbox: mpsc::Receiver<Command>,
@@ -133,6 +135,7 @@ impl Agent {
             findings: prepared.findings,
             _host: prepared.host,
             about: prepared.about,
+            lookout: prepared.lookout,
             declared: prepared.declared,
             adopt: prepared.adopt,
             inbox,
@@ -310,6 +313,13 @@ impl Agent {
             self.next_tick_ns = now.saturating_add(self.tick_ns);
             self.engine.drive(Event::Disturbed { writes: Vec::new(), departures: Vec::new() });
             self.engine.look_at_tree();
+            if let Some(rival) = self.lookout.as_mut().and_then(Lookout::look) {
+                let text = format!(
+                    "a kubelet with the static policy (pid {}) gives out this node's CPUs too: {}; set cpuManagerPolicy: none, or stop this agent and start it with --mode migrate or audit",
+                    rival.pid, rival.says
+                );
+                self.engine.drive(Event::Found(FindingKind::Rival(text)));
+            }
             let evidence = self.engine.collect();
             self.engine.drive(Event::Collected(evidence));
             self.declare();

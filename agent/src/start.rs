@@ -142,6 +142,8 @@ pub struct Prepared {
     pub declared: Vec<Declared>,
     /// What was found on the way; kept, unlike the notes.
     pub findings: Vec<FindingKind>,
+    /// For a kubelet that begins to give out CPUs later.
+    pub lookout: Option<kubelet::Lookout>,
     /// Sets of another manager, to be taken over first.
     pub adopt: Vec<(Owner, CpuSet)>,
     /// Things the operator should know.
@@ -158,12 +160,7 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
         return Err(StartError::NoCpuset { root: mount.root });
     }
     // A copied tree is not this host's.
-    if config.mode == RunMode::Enforce
-        && !mount.copied
-        && let Some(found) = kubelet::static_policy(Path::new("/proc"), Path::new("/"))
-    {
-        return Err(StartError::Kubelet { found });
-    }
+    let lookout = if audit || mount.copied { None } else { Some(lookout(config)?) };
     let topology = sysfs::topology(&paths.sysfs)?;
     notes.extend(topology.oddities().iter().map(|o| format!("topology: {o}")));
     let online = OnlineCpus::new(&paths.sysfs, topology.online().clone());
@@ -231,6 +228,7 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
             Scanner::new(&mount.root, Path::new("/"), names),
         ),
         host,
+        lookout,
         findings,
         about: About { numa: config.numa, sysfs: paths.sysfs.clone(), started_ns, unmet: Vec::new() },
         notes,
@@ -252,6 +250,15 @@ fn optional<T, E: std::error::Error + 'static>(
             notes.push(format!("{}; {without}", chain(&error)));
             None
         }
+    }
+}
+
+/// No kubelet with the static policy is there, or its assignments are to be taken over.
+fn lookout(config: &Config) -> Result<kubelet::Lookout, StartError> {
+    let (proc, root) = (Path::new("/proc"), Path::new("/"));
+    match kubelet::static_policy(proc, root) {
+        Some(found) if config.mode == RunMode::Enforce => Err(StartError::Kubelet { found }),
+        known => Ok(kubelet::Lookout::new(proc, root, known.as_ref())),
     }
 }
 
@@ -286,7 +293,7 @@ fn moved(record: &Checkpoint, boot_id: &str, topology: &CpuTopology) -> Vec<Find
     let mut moved = Vec::new();
     if let (_, Some(gone)) = checkpoint::for_boot(record.clone(), boot_id) {
         moved.push(FindingKind::Note(format!(
-            "the machine was booted since the record was written: forgotten are the cgroups of {} containers and the \
+            "the machine was booted since the record was written: forgotten are {} containers and the \
              first values of {} cgroups; assignments stay",
             gone.containers, gone.first
         )));

@@ -32,29 +32,7 @@ fn pods_before_and_after_their_containers() {
     );
     // The runtime makes one container and tells; of the other the agent finds out.
     let make = |id: &str, name: Option<&str>| {
-        for dir in ["kubepods", "kubepods/podu-1", &format!("kubepods/podu-1/{id}")] {
-            let at = m.path(&format!("cgroup/{dir}"));
-            if at.exists() {
-                continue;
-            }
-            fs::create_dir(&at).unwrap();
-            for (file, text) in [
-                ("cgroup.controllers", "cpuset cpu\n"),
-                ("cgroup.subtree_control", "cpuset\n"),
-                ("cgroup.procs", ""),
-                ("cgroup.type", "domain\n"),
-                ("cgroup.events", "populated 1\nfrozen 0\n"),
-                ("cpuset.cpus", "\n"),
-                ("cpuset.mems", "\n"),
-                ("cpuset.cpus.effective", "0-7\n"),
-                ("cpuset.mems.effective", "0-1\n"),
-                ("cpuset.cpus.exclusive", "\n"),
-                ("cpuset.cpus.exclusive.effective", "\n"),
-                ("cpuset.cpus.partition", "member\n"),
-            ] {
-                fs::write(at.join(file), text).unwrap();
-            }
-        }
+        m.container("u-1", id);
         if let Some(name) = name {
             let (code, noted) = m.json(&["container-created", id, "u-1", name]);
             assert_eq!((code, noted["cpus"].as_str()), (0, Some("2-3")), "{noted}");
@@ -130,14 +108,17 @@ fn a_kubelets_assignments_are_taken_over() {
 }
 
 /// `agent --mode migrate` on a kubelet's state; its exit code if it ends by itself, and what it said.
-fn migrate(m: &Machine, state: &str) -> (Option<Agent>, Option<i32>, String) {
+fn migrate(m: &Machine, state: &str, names: &str) -> (Option<Agent>, Option<i32>, String) {
     let dir = m.path("kubelet");
     fs::create_dir_all(&dir).unwrap();
     fs::write(dir.join("cpu_manager_state"), state).unwrap();
     fs::write(m.path("config.toml"), "reserved = \"0-1\"").unwrap();
     let said = m.path("migrate.log");
     let log = fs::File::create(&said).unwrap();
-    let args = ["agent", "--mode", "migrate", "--kubelet-dir", dir.to_str().unwrap()];
+    let file = m.path("names.json");
+    fs::write(&file, names).unwrap();
+    let (dir, file) = (dir.to_str().unwrap(), file.to_str().unwrap());
+    let args = ["agent", "--mode", "migrate", "--kubelet-dir", dir, "--containers", file];
     let mut child = m.command(&args).stdin(Stdio::null()).stderr(log).spawn().unwrap();
     let mut ended = None;
     wait("the agent's answer or end", || {
@@ -162,7 +143,7 @@ fn migrate_takes_over_or_ends() {
         )
     };
     let m = Machine::new();
-    let (agent, code, said) = migrate(&m, &state(r#""a":"2-3","b":"4-5""#));
+    let (agent, code, said) = migrate(&m, &state(r#""a":"2-3","b":"4-5""#), "[]");
     assert!(agent.is_some(), "{code:?} {said}");
     assert!(said.contains("cpuManagerPolicy: none"), "{said}");
     let (_, list) = m.json(&["list"]);
@@ -170,12 +151,22 @@ fn migrate_takes_over_or_ends() {
         list["owners"].as_array().unwrap().iter().map(|o| o["cpus"].as_str().unwrap()).collect();
     assert_eq!(sets, ["2-3", "4-5"]);
     drop(agent);
+    // The init container had more CPUs than the app that runs on some of them: those that it runs on are the app's.
+    let m = Machine::new();
+    let id = "a".repeat(64);
+    m.container("u-1", &id);
+    let names = format!(r#"[["{id}","u-1","app"],["{}","u-1","init"]]"#, "b".repeat(64));
+    let (agent, code, said) = migrate(&m, &state(r#""app":"2-3","init":"2-5""#), &names);
+    assert!(agent.is_some(), "{code:?} {said}");
+    assert!(said.contains("pod/u-1/init: its CPUs 2-3 are those of pod/u-1/app"), "{said}");
+    assert_eq!(m.json(&["list"]).1["owners"][0]["cpus"], "2-3");
+    drop(agent);
     // What is reserved here cannot be taken over, and an empty table would give away CPUs that pods run on.
     let m = Machine::new();
-    let (agent, code, said) = migrate(&m, &state(r#""a":"1-2""#));
+    let (agent, code, said) = migrate(&m, &state(r#""a":"1-2""#), "[]");
     assert!(agent.is_none() && code == Some(3) && said.contains("are reserved"), "{code:?} {said}");
     assert!(!m.path("state/checkpoint.json").exists(), "nothing was saved");
-    let (agent, code, said) = migrate(&m, "{");
+    let (agent, code, said) = migrate(&m, "{", "[]");
     assert!(agent.is_none() && code == Some(3) && said.contains("cannot be taken over"), "{code:?} {said}");
 }
 

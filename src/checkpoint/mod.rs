@@ -276,7 +276,7 @@ fn present(payload: &str) -> Result<Checkpoint, DecodeError> {
 /// What a reboot made void.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reboot {
-    /// Containers whose cgroups were known.
+    /// Containers that were known.
     pub containers: usize,
     /// Cgroups of others whose first values were known.
     pub first: usize,
@@ -297,8 +297,8 @@ pub fn for_boot(mut record: Checkpoint, boot_id: &str) -> (Checkpoint, Option<Re
     for promise in record.assignments.promised.values_mut() {
         promise.made = false;
     }
-    for container in record.containers.values_mut() {
-        reboot.containers += usize::from(container.cgroup.take().is_some());
-    }
+    // A runtime never starts a container of the boot before again: it makes others, with other ids.
+    reboot.containers = record.containers.len();
+    record.containers.clear();
     (record, Some(reboot))
 }

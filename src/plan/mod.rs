@@ -221,6 +221,14 @@ pub enum Problem {
     /// The owners hold every CPU that is online.
     #[error("no CPU that is online is left for the shared pool; its cgroups are left as they are")]
     PoolEmpty,
+    /// The owner's CPUs are reserved by now, and it has no others.
+    #[error("CPUs {cpus} of {owner} are reserved, and nothing is free to replace them; it keeps them")]
+    Reserved {
+        /// The owner.
+        owner: Owner,
+        /// Those of its CPUs that are reserved.
+        cpus: CpuSet,
+    },
     /// None of the owner's CPUs is online.
     #[error("all CPUs ({cpus}) of {owner} are offline")]
     Offline {

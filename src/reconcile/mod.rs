@@ -60,6 +60,7 @@ use crate::{
 use fights::Fights;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    mem,
     sync::Arc,
 };
 
@@ -144,6 +145,25 @@ struct Ended {
     faults: Vec<String>,
 }
 
+impl Runtime {
+    /// The epoch ends here and nothing judges it; the owner stays.
+    fn end(&mut self, at: Instant, why: String) {
+        if self.base.take().is_some() && self.ended.len() < KEPT {
+            let faults = mem::take(&mut self.faults).into_iter().map(|(f, _, _)| f.fault.to_string());
+            self.ended.push(Ended { at, why, faults: faults.collect() });
+        }
+    }
+
+    /// The same owner in another cgroup, of which nothing is known yet.
+    fn anew(mut self, at: Instant) -> Self {
+        self.end(
+            at,
+            "its cgroup was made anew within the interval: what ran in the one before is not judged".into(),
+        );
+        Self { ended: self.ended, ..Self::default() }
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Work {
     #[default]
@@ -171,6 +191,8 @@ enum Pending {
     Concluding {
         ticket: Option<Ticket>,
         owners: Vec<Owner>,
+        /// Pods' owners whose container is gone: an epoch ends, the CPUs stay theirs.
+        parting: Vec<Owner>,
         all: bool,
     },
     /// The owners are out of the table; kept until that is durable, to be put back if it cannot be.
@@ -255,6 +277,8 @@ pub struct State {
     settled: bool,
     /// What is durable, as far as that is known; `None` for no record.
     durable: Option<Box<Checkpoint>>,
+    /// The table to go back to while `durable` is of before: as this boot and this machine let it be used.
+    fallback: Option<Box<(Assignments, FirstValues)>>,
     /// The last save failed: its record may be durable all the same.
     doubtful: bool,
     /// Owners whose cgroups are gone; they leave the table when nothing is pending.
@@ -319,6 +343,7 @@ impl State {
         // As the record has it: where an old container of an owner is still there too, this one has the CPUs.
         let pods = assignments.owners.iter().filter(|(o, _)| matches!(o, Owner::Pod { .. }));
         let homes = pods.map(|(o, a)| (o.clone(), a.cgroup.clone())).collect();
+        let fallback = durable.is_some().then(|| Box::new((assignments.clone(), first.clone())));
         let online = topology.online().clone();
         let fights = Fights::new(settings.repairs_per_minute);
         let sources = Sources::new(&settings.sources);
@@ -348,6 +373,7 @@ impl State {
             pending: None,
             progress: Progress::default(),
             settled: false,
+            fallback,
             durable,
             doubtful: false,
             leaving: BTreeMap::new(),

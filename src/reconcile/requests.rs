@@ -157,7 +157,7 @@ impl Turn<'_> {
         if owners.is_empty() && !all {
             return self.out.push(Effect::Reply(ticket, Answer::Released(Vec::new())));
         }
-        self.s.pending = Some(Pending::Concluding { ticket: Some(ticket), owners, all });
+        self.s.pending = Some(Pending::Concluding { ticket: Some(ticket), owners, parting: Vec::new(), all });
         self.afresh();
         self.look();
     }
@@ -174,11 +174,15 @@ impl Turn<'_> {
         &mut self,
         ticket: Option<Ticket>,
         owners: Vec<Owner>,
+        parting: Vec<Owner>,
         all: bool,
         evidence: Option<&Evidence>,
     ) {
         let mut verdicts = Vec::new();
-        for owner in &owners {
+        // Of a container that ended while nobody watched there is nothing to judge.
+        let watched = |o: &&Owner| self.s.runtime.get(*o).is_some_and(|r| r.base.is_some());
+        let judged: Vec<Owner> = owners.iter().chain(parting.iter().filter(watched)).cloned().collect();
+        for owner in &judged {
             let housed = self.s.assignments.owners.contains_key(owner);
             let verdict = evidence.filter(|_| housed).and_then(|e| self.s.verdict(owner, None, e));
             if let Some(v) = &verdict {
@@ -186,7 +190,7 @@ impl Turn<'_> {
             }
             verdicts.push((owner.clone(), verdict));
         }
-        let mut removed = Vec::new();
+        let mut removed = self.unhouse(parting);
         for owner in owners {
             if let Some(a) = self.s.assignments.release(&owner) {
                 self.s.entering.retain(|(path, _)| *path != a.cgroup);

@@ -38,7 +38,7 @@ use truepin::{
 use truepin_agent::executor::execute;
 
 /// What stays the same over restarts.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Setup {
     /// Configuration.
     pub settings: Settings,
