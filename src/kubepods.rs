@@ -61,8 +61,8 @@ pub fn leads_to_pods(name: &str) -> bool {
 
 /// A slice's name without the one of the cgroup root of a kubelet: `kubelet-kubepods.slice` is `kubepods.slice` there.
 fn after_root(name: &str) -> Option<&str> {
-    let slice = name.ends_with(".slice").then_some(name)?;
-    Some(slice.strip_prefix("kubelet-").unwrap_or(slice))
+    name.strip_suffix(".slice")?;
+    Some(name.strip_prefix("kubelet-").unwrap_or(name))
 }
 
 fn pod_uid(name: &str) -> Option<String> {

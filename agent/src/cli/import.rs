@@ -270,7 +270,7 @@ pub(super) fn import(args: &ImportArgs, paths: &Paths) -> Result<u8, Failure> {
 pub(super) fn takeover(
     dir: &Path,
     names: Option<&Path>,
-    running: Containers,
+    running: &Containers,
     paths: &Paths,
 ) -> Result<Vec<(Owner, CpuSet)>, Failure> {
     let mut containers = containers(names)?;
@@ -304,7 +304,7 @@ pub(super) fn takeover(
         let hint = Some("`truepin import kubelet --dry-run` says why".into());
         return Err(Failure { code: 3, text, hint, is_audit: false });
     }
-    let adoption = kubelet::adoptions(&judgement.cpu, &running);
+    let adoption = kubelet::adoptions(&judgement.cpu, running);
     for (owner, cpus, with) in &adoption.sharing {
         let with: Vec<String> = with.iter().map(ToString::to_string).collect();
         tracing::info!("{owner}: its CPUs {cpus} are those of {} from now on", with.join(", "));
