@@ -372,6 +372,7 @@ impl Agent {
                 whole_cores: false,
                 near: truepin::NodeSet::new(),
                 isolation: Isolation::Auto,
+                memory: 0,
             };
             let home = Home::Existing(d.path.clone());
             let why =

@@ -194,6 +194,7 @@ fn an_export_is_what_the_kubelet_starts_from() {
             isolation: Isolation::Auto,
             generation: 1,
             reason: String::new(),
+            memory: std::collections::BTreeMap::new(),
             original: None,
             extra: checkpoint::Extra::new(),
         };

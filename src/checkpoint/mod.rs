@@ -43,7 +43,7 @@ const KIND: &str = "truepin.checkpoint/";
 pub const VERSION: u32 = 2;
 
 /// The minor version that this build writes, unless it keeps fields of a newer one.
-pub const MINOR: u32 = 0;
+pub const MINOR: u32 = 1;
 
 /// The strategy by which CPUs are chosen.
 pub const STRATEGY: &str = "best";

@@ -129,6 +129,7 @@ fn assignment(old: Assignment) -> assignments::Assignment {
         },
         generation: old.generation,
         reason: old.reason,
+        memory: std::collections::BTreeMap::new(),
         extra: Extra::new(),
     }
 }

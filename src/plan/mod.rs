@@ -34,6 +34,7 @@ use crate::{
     assignments::{Assignments, FirstValues, Mode},
     cgroup::{CgroupId, CgroupPath, CpusetFile},
     cpuset::CpuSet,
+    nodeset::NodeSet,
     observed::{Scope, Step},
     owner::Owner,
     partition::PartitionKind,
@@ -60,6 +61,8 @@ pub struct OwnerCgroup {
     pub owner: Owner,
     /// The exclusive set.
     pub cpus: CpuSet,
+    /// The nodes that its memory is to come from; empty: as it is.
+    pub mems: NodeSet,
     /// Partition or member.
     pub mode: Mode,
     /// Whether truepin makes and removes the cgroup. Others' cgroups keep their own `cpuset.cpus` in partition mode,
@@ -109,6 +112,7 @@ impl Desired {
                 let o = OwnerCgroup {
                     owner: owner.clone(),
                     cpus: a.cpus.clone(),
+                    mems: a.mems(),
                     mode: a.mode,
                     created: a.created,
                 };
@@ -281,6 +285,7 @@ struct Target {
     cpus: Option<CpuSet>,
     exclusive: Option<CpuSet>,
     partition: Option<PartitionKind>,
+    mems: Option<NodeSet>,
     kind: TargetKind,
     /// Made by truepin: no first values.
     ours: bool,

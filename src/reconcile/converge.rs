@@ -404,8 +404,8 @@ impl Turn<'_> {
     /// Learns from a refusal; returns the error when it ends the pending admission.
     pub(super) fn step_failed(&mut self, step: &Step, error: KernelError) -> Option<KernelError> {
         match (step, error.errno) {
-            (Step::Write { file: CpusetFile::Cpus, new: Value::Cpus(set), .. }, Some(ENOSPC))
-                if set.is_empty() && !mem::replace(&mut self.s.facts.empty_refused, true) =>
+            (Step::Write { new, .. }, Some(ENOSPC))
+                if is_empty_list(new) && !mem::replace(&mut self.s.facts.empty_refused, true) =>
             {
                 return None;
             }
@@ -490,6 +490,15 @@ fn text_of(observed: &Observed, path: &CgroupPath, file: CpusetFile) -> String {
         CpusetFile::Cpus => files.cpus.to_string(),
         CpusetFile::Exclusive => files.exclusive.as_ref().map(ToString::to_string).unwrap_or_default(),
         CpusetFile::Partition => files.partition.as_ref().map(ToString::to_string).unwrap_or_default(),
+        CpusetFile::Mems => files.mems.to_string(),
+    }
+}
+
+fn is_empty_list(value: &Value) -> bool {
+    match value {
+        Value::Cpus(set) => set.is_empty(),
+        Value::Mems(set) => set.is_empty(),
+        Value::Partition(_) => false,
     }
 }
 

@@ -323,7 +323,9 @@ impl State {
         let rebooted = durable.as_deref().is_some_and(|c| c.boot_id != boot_id);
         let record = durable.as_deref().map(|c| checkpoint::for_boot(c.clone(), &boot_id).0);
         let (mut assignments, first, containers, epoch, kept) = match record {
-            Some(c) => (c.assignments, c.first, c.containers, c.epoch, (c.minor, c.extra)),
+            Some(c) => {
+                (c.assignments, c.first, c.containers, c.epoch, (c.minor.max(checkpoint::MINOR), c.extra))
+            }
             None => (
                 Assignments::default(),
                 FirstValues::new(),

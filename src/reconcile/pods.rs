@@ -174,7 +174,7 @@ impl Turn<'_> {
                 continue;
             }
             let (isolation, mode) = self.s.resolve(request.isolation)?;
-            let (cpus, reason) = self.place(request, None)?;
+            let (cpus, reason, _) = self.place(request, None)?;
             let generation = self.next_generation();
             let promise = Promise {
                 cpus: cpus.clone(),

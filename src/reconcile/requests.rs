@@ -9,11 +9,13 @@ use crate::{
     cgroup::CgroupPath,
     checkpoint::Extra,
     cpuset::CpuSet,
+    nodeset::NodeId,
     owner::Owner,
     placement, plan,
     request::{Isolation, Request},
     verdict::Evidence,
 };
+use std::collections::BTreeMap;
 
 impl Turn<'_> {
     pub(super) fn admit(
@@ -83,9 +85,10 @@ impl Turn<'_> {
         }
         if let Some(held) = self.s.assignments.owners.get(&request.owner) {
             let fits = exactly.as_ref().map_or(held.cpus.len() == request.cpus as usize, |e| *e == held.cpus);
+            let memory = exactly.is_some() || held.memory.values().sum::<u64>() == request.memory;
             let as_asked =
                 audit || matches!(request.isolation, Isolation::Auto) || request.isolation == held.isolation;
-            if held.cgroup == cgroup && fits && as_asked {
+            if held.cgroup == cgroup && fits && memory && as_asked {
                 return Ok((cgroup, Reserved::Unchanged));
             }
             if !audit {
@@ -97,8 +100,8 @@ impl Turn<'_> {
             if audit { (request.isolation, Mode::Audit) } else { self.s.resolve(request.isolation)? };
         // Other managers' partitions are neither free nor pool.
         let foreign = plan::foreign(&self.s.desired(), &self.s.observed, Some(&cgroup));
-        let (cpus, reason) = if let Some(cpus) = exactly {
-            (cpus, "declared in the configuration".to_owned())
+        let (cpus, reason, memory) = if let Some(cpus) = exactly {
+            (cpus, "declared in the configuration".to_owned(), BTreeMap::new())
         } else {
             self.place(request, Some(&cgroup))?
         };
@@ -113,6 +116,7 @@ impl Turn<'_> {
             isolation,
             generation,
             reason,
+            memory,
             extra: Extra::new(),
         };
         // Declared CPUs of an audited owner are another allocator's choice: ours to check, not to refuse.
@@ -131,7 +135,7 @@ impl Turn<'_> {
         &self,
         request: &Request,
         adopted: Option<&CgroupPath>,
-    ) -> Result<(CpuSet, String), AdmitError> {
+    ) -> Result<(CpuSet, String, BTreeMap<NodeId, u64>), AdmitError> {
         let table = &self.s.assignments;
         let foreign = plan::foreign(&self.s.desired(), &self.s.observed, adopted);
         // CPUs isolated at boot belong to no scheduler domain: nothing would balance the owner's threads over them, and
@@ -140,8 +144,9 @@ impl Turn<'_> {
         let isolated = self.s.topology.isolated().unwrap_or(&nothing);
         let allocatable = table.allocatable(&self.s.online).difference(isolated);
         let free = table.free(&self.s.online).difference(&foreign).difference(isolated);
-        let placed = placement::place(&self.s.topology, &allocatable, &free, request)?;
-        Ok((placed.cpus, placed.reason.to_string()))
+        let claimed = table.claimed_memory();
+        let placed = placement::place_beside(&self.s.topology, &allocatable, &free, &claimed, request)?;
+        Ok((placed.cpus, placed.reason.to_string(), placed.memory))
     }
 
     pub(super) fn release(&mut self, ticket: Ticket, owner: Option<Owner>) {

@@ -37,6 +37,7 @@ fn record() -> Result<Checkpoint, Box<dyn Error>> {
         let cpus: CpuSet = (0..=n % 8).map(|k| CpuId((4 + n * 5 + k * (1 + n % 3)) % CPUS)).collect();
         let assignment = Assignment {
             reason: format!("{} CPUs on node {}, LLC of CPU {}, 2 whole cores", cpus.len(), n % 8, n % CPUS),
+            memory: std::collections::BTreeMap::new(),
             cpus,
             original: None,
             cgroup: format!("{slice}/cri-containerd-{id}.scope").parse()?,

@@ -461,6 +461,7 @@ impl Wish {
             whole_cores: false,
             near: truepin::NodeSet::new(),
             isolation,
+            memory: 0,
         };
         Self { request, exactly: None, home, pid: None }
     }
