@@ -86,7 +86,8 @@ impl World {
             cpus.swap(at, chance.below(at + 1));
         }
         let kind = chance.below(3);
-        let rows = (0..n).map(|a| (0..n).map(|b| distance(chance, kind, a, b)).collect()).collect();
+        let rows: Vec<Vec<u32>> =
+            (0..n).map(|a| (0..n).map(|b| distance(chance, kind, a, b)).collect()).collect();
         let machine = kubelet_machine(&nodes, &cpus, &rows);
         Self { nodes, cpus, rows, machine }
     }
@@ -207,7 +208,8 @@ impl Wish {
         match chance.below(5) {
             0..3 => {
                 let reusable = if chance.one_in(4) { world.some_cpus(chance, 6) } else { CpuSet::new() };
-                let gone = world.some_cpus(chance, [2, 3, 100][chance.below(3)]);
+                let rarely = [2, 3, 100][chance.below(3)];
+                let gone = world.some_cpus(chance, rarely);
                 let all: CpuSet = (0..).zip(&world.cpus).map(|(id, _)| CpuId(id)).collect();
                 let available = all.difference(&gone).difference(&reusable);
                 let most = (available.len() + reusable.len()).max(1);
@@ -306,7 +308,7 @@ pub(super) fn any_list(chance: &mut Chance, world: &World, longest: usize) -> Op
         if chance.one_in(25) {
             return (None, chance.one_in(2));
         }
-        let mut mask = 0;
+        let mut mask = 0_u32;
         while mask == 0 {
             mask = (0..world.nodes.len()).filter(|_| chance.one_in(2)).fold(0, |mask, at| mask | 1 << at);
         }
