@@ -30,6 +30,10 @@ use truepin::{
     CgroupPath, CpuSet, CpuTopology, Owner,
     checkpoint::{self, Checkpoint},
     observed::{Kernel, KernelError, Step},
+    placement::{
+        self, Strategy, StrategyError,
+        kubelet::{KubeletMachine, TakeError},
+    },
     plan::Role,
     reconcile::{FindingKind, KernelFacts, Settings, State},
 };
@@ -68,6 +72,12 @@ pub enum StartError {
         /// What there is.
         online: CpuSet,
     },
+    /// The strategy.
+    #[error(transparent)]
+    Strategy(#[from] StrategyError),
+    /// `reserved` as a number, by the strategy `kubelet`.
+    #[error("reserved CPUs cannot be chosen")]
+    Choose(#[from] TakeError),
     /// `/proc` or a clock.
     #[error(transparent)]
     Proc(#[from] ProcError),
@@ -162,6 +172,7 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
     // A copied tree is not this host's.
     let lookout = if audit || mount.copied { None } else { Some(lookout(config)?) };
     let topology = sysfs::topology(&paths.sysfs)?;
+    config.strategy.check(config.numa, &topology)?;
     notes.extend(topology.oddities().iter().map(|o| format!("topology: {o}")));
     let online = OnlineCpus::new(&paths.sysfs, topology.online().clone());
     let mut kernel = CgroupFs::new(mount.clone(), online.clone());
@@ -178,6 +189,8 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
         slice,
         isolation: config.isolation,
         repairs_per_minute: config.repairs_per_minute,
+        strategy: config.strategy,
+        scope: config.scope,
         sources: config.sources.pods.clone(),
         roles: config
             .cgroups
@@ -188,7 +201,7 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
         kthread_budget_ns_per_s: config.kthread_budget_ns_per_s,
         tolerance: evidence::tolerance()?,
     };
-    let reserved = if audit { CpuSet::new() } else { reserved(&config.reserved, &topology)? };
+    let reserved = if audit { CpuSet::new() } else { reserved(config, &topology)? };
     if let Some(isolated) = topology.isolated().filter(|i| !i.is_empty()) {
         notes.push(format!(
             "CPUs {isolated} are isolated at boot (isolcpus), so no thread is balanced over them: handed out only where \
@@ -343,9 +356,9 @@ fn load_bpf(config: &Config, mount: &Mount, notes: &mut Vec<String>) -> Result<O
 }
 
 /// Whole cores from the lowest on, until there are that many CPUs.
-fn reserved(wanted: &Reserve, topology: &CpuTopology) -> Result<CpuSet, StartError> {
+fn reserved(config: &Config, topology: &CpuTopology) -> Result<CpuSet, StartError> {
     let online = topology.online();
-    match wanted {
+    match &config.reserved {
         Reserve::Cpus(cpus) => {
             let strange = cpus.difference(topology.present().unwrap_or(online));
             if !strange.is_empty() || !cpus.is_empty() && cpus.is_disjoint(online) {
@@ -358,6 +371,10 @@ fn reserved(wanted: &Reserve, topology: &CpuTopology) -> Result<CpuSet, StartErr
             Err(StartError::Reserved { reserved: count.to_string(), online: online.clone() })
         }
         Reserve::Count(count) => {
+            if let Strategy::Kubelet { options, .. } = config.strategy {
+                let machine = KubeletMachine::new(topology);
+                return Ok(placement::kubelet::reserved(&machine, options, *count as usize)?);
+            }
             let mut taken = CpuSet::new();
             for core in topology.cores() {
                 if taken.len() >= *count as usize {

@@ -107,6 +107,55 @@ fn a_kubelets_assignments_are_taken_over() {
     assert_eq!((code, doc["owners"].as_array().map(Vec::len)), (1, Some(1)), "{doc}");
 }
 
+#[test]
+fn the_kubelets_choices_and_pods_together() {
+    if !is_root("the_kubelets_choices_and_pods_together") {
+        return;
+    }
+    let sets = |m: &Machine, uid: &str, n: u32| -> Vec<String> {
+        let c = |name: &str| format!(r#"{{"n":"{name}","req":{n}000,"lim":{n}000,"mreq":64,"mlim":64}}"#);
+        let pod = format!(r#"{{"uid":"{uid}","app":[{},{}]}}"#, c("db"), c("web"));
+        fs::write(m.path("pod.json"), pod).unwrap();
+        let (_, doc) = m.json(&["admit", m.path("pod.json").to_str().unwrap()]);
+        let owners = doc["owners"].as_array().cloned().unwrap_or_default();
+        owners.iter().map(|o| o["cpus"].as_str().unwrap().to_owned()).collect()
+    };
+    for (config, apart) in [
+        ("scope = \"container\"", true),
+        ("scope = \"pod\"", false),
+        ("strategy = \"kubelet\"", true),
+        ("strategy = \"kubelet\"\nscope = \"pod\"", false),
+    ] {
+        // Node 0 has two CPUs to give, node 1 four.
+        let m = Machine::new();
+        let _agent = m.agent(&format!("reserved = \"0-1\"\nnuma = \"single-numa-node\"\n{config}"));
+        let expected: &[&str] = if apart { &["2-3", "4-5"] } else { &["4-5", "6-7"] };
+        assert_eq!(sets(&m, "u-1", 2), expected, "{config}");
+        let strategy = m.json(&["checkpoint", "show"]).1["record"]["strategy"].clone();
+        assert_eq!(strategy == "best", !config.contains("kubelet"), "{strategy}");
+    }
+    // A number of reserved CPUs is chosen by the kubelet's rule, and its options are obeyed.
+    let m = Machine::new();
+    let agent = m.agent("reserved = 3\nstrategy = \"kubelet\"\noptions = [\"full-pcpus-only\"]");
+    let refused = m.run(&["assign", "run/x", "--cgroup", "/system.slice/db", "--cpus", "3"]);
+    let text = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        refused.status.code() == Some(1) && text.contains("do not fill whole cores, 2 or 4 would"),
+        "{text}"
+    );
+    let (code, owner) = m.json(&["assign", "run/x", "--cgroup", "/system.slice/db", "--cpus", "2"]);
+    assert_eq!((code, owner["cpus"].as_str()), (0, Some("4-5")), "{owner}");
+    drop(agent);
+    fs::write(
+        m.path("config.toml"),
+        "numa = \"single-numa-node\"\nstrategy = \"kubelet\"\noptions = [\"align-by-socket\"]",
+    )
+    .unwrap();
+    let out = m.run(&["agent"]);
+    let text = String::from_utf8(out.stderr).unwrap();
+    assert!(out.status.code() == Some(2) && text.contains("align-by-socket cannot be had"), "{text}");
+}
+
 /// `agent --mode migrate` on a kubelet's state; its exit code if it ends by itself, and what it said.
 fn migrate(m: &Machine, state: &str, names: &str) -> (Option<Agent>, Option<i32>, String) {
     let dir = m.path("kubelet");

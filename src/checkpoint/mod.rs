@@ -45,9 +45,6 @@ pub const VERSION: u32 = 2;
 /// The minor version that this build writes, unless it keeps fields of a newer one.
 pub const MINOR: u32 = 1;
 
-/// The strategy by which CPUs are chosen.
-pub const STRATEGY: &str = "best";
-
 /// Fields that this build does not know, by name.
 pub type Extra = serde_json::Map<String, serde_json::Value>;
 

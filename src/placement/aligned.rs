@@ -90,7 +90,23 @@ pub(super) fn refusal(
     request: &Request,
     kind: RefusalKind,
 ) -> Refusal {
-    Search::new(topology, allocatable, free, request).refusal(kind, &Inventory::new(topology, free))
+    Search::new(topology, allocatable, free, NOTHING, request).refusal(kind, &Inventory::new(topology, free))
+}
+
+/// The memory of a request whose CPUs another strategy has chosen, by node: on `nodes` and those of the CPUs, and on others
+/// only where those do not have it.
+pub(super) fn split_memory(
+    topology: &CpuTopology,
+    claimed: &BTreeMap<NodeId, u64>,
+    request: &Request,
+    nodes: Option<&NodeSet>,
+    cpus: &CpuSet,
+) -> BTreeMap<NodeId, u64> {
+    let search = Search::new(topology, cpus, cpus, claimed, request);
+    let near = topology.nodes_of(cpus).union(nodes.unwrap_or(&NodeSet::new()));
+    let all = topology.nodes().iter().filter(|n| !n.cpus.is_empty()).map(|n| n.id);
+    let nodes = if search.has_memory(near.iter()) { near.iter().collect() } else { all.collect::<Vec<_>>() };
+    search.split(&nodes, cpus)
 }
 
 /// A request on a machine.

@@ -4,6 +4,7 @@
 //! kubelet does. A strategy is a pure function: the same sets give the same CPUs, whatever order anything was read in.
 
 pub mod aligned;
+mod chooser;
 mod fill;
 mod inventory;
 pub mod kubelet;
@@ -13,6 +14,7 @@ mod subsets;
 mod tests;
 
 pub use aligned::{place, place_beside};
+pub use chooser::{CLOSEST, Chooser, Room, Scope, Strategy, StrategyError, Within};
 pub use refusal::{Fits, NodeFree, Refusal, RefusalKind};
 
 use crate::{

@@ -50,6 +50,7 @@ use crate::{
     ledger::{Departure, Watched},
     observed::Observed,
     owner::Owner,
+    placement::{Chooser, Scope, Strategy},
     plan::{self, Desired, Problem, Role},
     request::Isolation,
     stale::Sources,
@@ -75,6 +76,10 @@ pub struct Settings {
     pub isolation: Isolation,
     /// I8.
     pub repairs_per_minute: u32,
+    /// How CPUs are chosen.
+    pub strategy: Strategy,
+    /// What is decided on together.
+    pub scope: Scope,
     /// Who says which pods are active; none: the cgroup tree does.
     pub sources: BTreeSet<String>,
     /// Of cgroups.
@@ -241,6 +246,10 @@ pub struct State {
     pub topology: CpuTopology,
     /// What the kernel does.
     pub facts: KernelFacts,
+    /// How CPUs are chosen on it.
+    chooser: Chooser,
+    /// The strategy's name.
+    strategy: String,
     /// The table.
     pub assignments: Assignments,
     /// What others' files held.
@@ -349,9 +358,12 @@ impl State {
         let online = topology.online().clone();
         let fights = Fights::new(settings.repairs_per_minute);
         let sources = Sources::new(&settings.sources);
+        let chooser = Chooser::new(settings.strategy, settings.scope, &topology);
         Self {
             settings,
             topology,
+            strategy: chooser.strategy().to_string(),
+            chooser,
             facts,
             assignments,
             first,
@@ -439,7 +451,7 @@ impl State {
             epoch: self.epoch,
             boot_id: self.boot_id.clone(),
             topology: self.fingerprint.clone(),
-            strategy: checkpoint::STRATEGY.into(),
+            strategy: self.strategy.clone(),
             assignments: self.assignments.clone(),
             containers: self.containers.clone(),
             first: self.first.clone(),
@@ -478,7 +490,7 @@ impl State {
                     || d.first != self.first
                     || d.containers != self.containers
                     || d.boot_id != self.boot_id
-                    || d.strategy != checkpoint::STRATEGY
+                    || d.strategy != self.strategy
                     || d.topology != self.fingerprint
             }
             None => {

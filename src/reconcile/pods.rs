@@ -158,6 +158,8 @@ impl Turn<'_> {
 
     /// All or, with an error, whatever came before: the caller takes that back.
     fn promise_all(&mut self, requests: &[Request]) -> Result<(Vec<(Owner, CpuSet)>, bool), AdmitError> {
+        let fresh = requests.iter().filter(|r| self.s.assignments.cpus_of(&r.owner).is_none());
+        let within = self.together(&fresh.collect::<Vec<_>>())?;
         let mut sets = Vec::new();
         let mut any = false;
         for request in requests {
@@ -174,7 +176,7 @@ impl Turn<'_> {
                 continue;
             }
             let (isolation, mode) = self.s.resolve(request.isolation)?;
-            let (cpus, reason, _) = self.place(request, None)?;
+            let (cpus, reason, _) = self.place(request, None, &within)?;
             let generation = self.next_generation();
             let promise = Promise {
                 cpus: cpus.clone(),

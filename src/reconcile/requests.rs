@@ -11,8 +11,10 @@ use crate::{
     cpuset::CpuSet,
     nodeset::NodeId,
     owner::Owner,
-    placement, plan,
+    placement::{Chooser, Refusal, Room, Within},
+    plan,
     request::{Isolation, Request},
+    topology::CpuTopology,
     verdict::Evidence,
 };
 use std::collections::BTreeMap;
@@ -103,7 +105,7 @@ impl Turn<'_> {
         let (cpus, reason, memory) = if let Some(cpus) = exactly {
             (cpus, "declared in the configuration".to_owned(), BTreeMap::new())
         } else {
-            self.place(request, Some(&cgroup))?
+            self.place(request, Some(&cgroup), &Within::Anywhere)?
         };
         let created = *home == Home::New;
         let generation = self.next_generation();
@@ -135,7 +137,23 @@ impl Turn<'_> {
         &self,
         request: &Request,
         adopted: Option<&CgroupPath>,
+        within: &Within,
     ) -> Result<(CpuSet, String, BTreeMap<NodeId, u64>), AdmitError> {
+        let placed = self
+            .with_room(adopted, |chooser, topology, room| chooser.place(topology, room, request, within))?;
+        Ok((placed.cpus, placed.reason.to_string(), placed.memory))
+    }
+
+    /// What the containers of a pod have in common.
+    pub(super) fn together(&self, requests: &[&Request]) -> Result<Within, AdmitError> {
+        Ok(self.with_room(None, |chooser, topology, room| chooser.together(topology, room, requests))?)
+    }
+
+    fn with_room<T>(
+        &self,
+        adopted: Option<&CgroupPath>,
+        choose: impl FnOnce(&Chooser, &CpuTopology, Room<'_>) -> Result<T, Box<Refusal>>,
+    ) -> Result<T, Box<Refusal>> {
         let table = &self.s.assignments;
         let foreign = plan::foreign(&self.s.desired(), &self.s.observed, adopted);
         // CPUs isolated at boot belong to no scheduler domain: nothing would balance the owner's threads over them, and
@@ -145,8 +163,8 @@ impl Turn<'_> {
         let allocatable = table.allocatable(&self.s.online).difference(isolated);
         let free = table.free(&self.s.online).difference(&foreign).difference(isolated);
         let claimed = table.claimed_memory();
-        let placed = placement::place_beside(&self.s.topology, &allocatable, &free, &claimed, request)?;
-        Ok((placed.cpus, placed.reason.to_string(), placed.memory))
+        let room = Room { allocatable: &allocatable, free: &free, claimed: &claimed };
+        choose(&self.s.chooser, &self.s.topology, room)
     }
 
     pub(super) fn release(&mut self, ticket: Ticket, owner: Option<Owner>) {

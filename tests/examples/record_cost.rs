@@ -59,7 +59,7 @@ fn record() -> Result<Checkpoint, Box<dyn Error>> {
         epoch: 1,
         boot_id: "5f1c3f0e-0000-4000-8000-000000000000".into(),
         topology: "1-1024c-512k-8n-00000000".into(),
-        strategy: checkpoint::STRATEGY.into(),
+        strategy: "best".into(),
         assignments,
         containers,
         first,

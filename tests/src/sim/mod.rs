@@ -61,6 +61,8 @@ impl Setup {
             slice: "truepin.slice".parse().unwrap_or_default(),
             isolation: Isolation::Auto,
             repairs_per_minute: 3,
+            strategy: truepin::placement::Strategy::Best,
+            scope: truepin::placement::Scope::Container,
             sources: std::collections::BTreeSet::new(),
             roles: BTreeMap::new(),
             kthread_budget_ns_per_s: 10_000_000,
