@@ -10,6 +10,7 @@ use crate::{
     cgroupfs::{CgroupFs, Mount, MountError},
     config::{Config, Reserve, RunMode},
     containers::{Names, Scanner},
+    cri::Cri,
     engine::Engine,
     evidence::{self, Collector},
     kubelet,
@@ -208,6 +209,10 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
     );
     let writers = || Writers::new(&mount.root);
     let writers = optional(config.sources.writers, writers, "writers of files stay unknown", &mut notes);
+    let mut scanner = Scanner::new(&mount.root, Path::new("/"), names);
+    if let Some(socket) = &config.sources.cri {
+        scanner.cri = optional(true, || Cri::new(socket), "runtimes are not asked for names", &mut notes);
+    }
     let collector = Collector::new(probe, online, &mount.root);
     give_memory_back();
     let declared = config.cgroups.iter().filter_map(|c| {
@@ -215,18 +220,12 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
         let owner = c.owner.clone().unwrap_or_else(|| Owner::Cgroup(c.path.clone()));
         Some(Declared { owner, path: c.path.clone(), cpus, refused: None, released: false })
     });
+    let mut engine = Engine::new(state, kernel, collector, store, watch, writers, scanner);
+    engine.first_names();
     Ok(Prepared {
         declared: declared.collect(),
         adopt: Vec::new(),
-        engine: Engine::new(
-            state,
-            kernel,
-            collector,
-            store,
-            watch,
-            writers,
-            Scanner::new(&mount.root, Path::new("/"), names),
-        ),
+        engine,
         host,
         lookout,
         findings,
