@@ -264,7 +264,8 @@ impl Config {
         })?;
         if let Some(cri) = file.sources.cri.as_ref().filter(|p| !p.is_absolute()) {
             return Err(content(format!(
-                "sources.cri = {cri:?}: expected the path of a socket, such as \"/run/containerd/containerd.sock\""
+                "sources.cri = {}: expected the path of a socket, such as \"/run/containerd/containerd.sock\"",
+                cri.display()
             )));
         }
         check_owners(&file, &content)?;
@@ -438,7 +439,7 @@ mod tests {
             ("[journal]\nx = 1", "`journal` is not served"),
             (
                 "[sources]\ncri = \"unix:///run/c.sock\"",
-                "sources.cri = \"unix:///run/c.sock\": expected the path",
+                "sources.cri = unix:///run/c.sock: expected the path",
             ),
             ("tick = \"1\"", "tick = \"1\""),
             ("tick = \"1ms\"", "shorter than 100 ms"),

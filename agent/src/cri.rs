@@ -11,7 +11,7 @@
 
 mod wire;
 
-use crate::store::chain;
+use crate::{start::give_memory_back, store::chain};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -240,6 +240,7 @@ impl Cri {
         self.inbox = Some(inbox);
         let ask = move || {
             let found = ask(&socket, &wanted);
+            give_memory_back();
             // An agent that has ended needs no answer.
             let _ = sender.send(Reply { wanted, found });
             let _ = ready.write(1);
@@ -315,4 +316,41 @@ fn ask(socket: &Path, wanted: &Wanted) -> Result<Found, CriError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(unasked)?;
     let silent = |_| CriError::Silent { socket: socket.into(), after: ASK };
     runtime.block_on(async { tokio::time::timeout(ASK, wire::ask(socket, wanted)).await.map_err(silent)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    fn nameless(ids: &[&str]) -> Vec<(ContainerId, String)> {
+        ids.iter().map(|id| (id.parse().unwrap(), "u-1".to_owned())).collect()
+    }
+
+    #[test]
+    fn pauses_double_to_five_minutes_and_end_with_the_need() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut cri = Cri::new(&dir.path().join("none.sock")).unwrap();
+        cri.want(std::iter::empty(), 0);
+        assert!(cri.due_ns().is_none() && cri.inbox.is_none(), "nobody is without a name");
+        let mut now = 7 * S;
+        let mut pauses = Vec::new();
+        for _ in 0..11 {
+            cri.want(nameless(&["a"]).into_iter(), now);
+            assert!(cri.inbox.is_some() && cri.due_ns().is_none(), "one question at a time");
+            cri.wait(Duration::from_secs(20), || now);
+            let due = cri.due_ns().unwrap();
+            pauses.push((due - now) / S);
+            // Neither early nor for a container that comes meanwhile: it is the runtime that does not answer.
+            cri.want(nameless(&["a", "b"]).into_iter(), due - 1);
+            assert!(cri.inbox.is_none() && !cri.is_pending(&"b".parse().unwrap()));
+            now = due;
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
+        let said = cri.reports();
+        assert!(matches!(&said[..], [FindingKind::Runtime(t)] if t.contains("none.sock")), "{said:?}");
+        cri.want_nothing();
+        assert_eq!(cri.due_ns(), None);
+    }
 }

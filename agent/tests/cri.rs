@@ -253,7 +253,7 @@ fn admitted() -> Machine {
 
 fn agent(m: &Machine, tick: &str) -> Agent {
     let socket = m.path("cri.sock");
-    m.agent(&format!("reserved = \"0-1\"\ntick = {tick:?}\n[sources]\ncri = {socket:?}"))
+    m.agent(&format!("reserved = \"0-1\"\ntick = {tick:?}\n[sources]\ncri = \"{}\"", socket.display()))
 }
 
 fn partition(m: &Machine, id: &str) -> String {
