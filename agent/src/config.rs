@@ -95,11 +95,13 @@ pub struct Sources {
     pub writers: bool,
     /// Who says which pods are active (`POST /v1/sources`); none: the cgroup tree does.
     pub pods: BTreeSet<String>,
+    /// The socket of the runtime that is asked for names of containers (CRI v1); none: nobody is asked.
+    pub cri: Option<PathBuf>,
 }
 
 impl Default for Sources {
     fn default() -> Self {
-        Self { bpf: true, notify: true, writers: true, pods: BTreeSet::new() }
+        Self { bpf: true, notify: true, writers: true, pods: BTreeSet::new(), cri: None }
     }
 }
 
@@ -181,7 +183,7 @@ const KNOWN: [(&str, &[&str]); 5] = [
         ],
     ),
     ("limits", &["repairs-per-minute"]),
-    ("sources", &["bpf", "notify", "writers", "pods"]),
+    ("sources", &["bpf", "notify", "writers", "pods", "cri"]),
     ("budgets", &["unbound-kthread"]),
     ("cgroup", &["path", "role", "owner", "cpus"]),
 ];
@@ -302,6 +304,12 @@ impl Config {
         let kthread_budget_ns_per_s = rate(budget).ok_or_else(|| {
             content(format!("budgets.unbound-kthread = {budget:?}: expected e.g. \"10ms/s\""))
         })?;
+        if let Some(cri) = file.sources.cri.as_ref().filter(|p| !p.is_absolute()) {
+            return Err(content(format!(
+                "sources.cri = {}: expected the path of a socket, such as \"/run/containerd/containerd.sock\"",
+                cri.display()
+            )));
+        }
         check_owners(&file, &content)?;
         for rule in &file.cgroup {
             let named = |what: &str| content(format!("[[cgroup]] {}: {what}", rule.path));
@@ -437,6 +445,7 @@ mod tests {
             repairs-per-minute = 1000
             [sources]
             bpf = false
+            cri = "/run/crio/crio.sock"
             [budgets]
             unbound-kthread = "500us/s"
             [[cgroup]]
@@ -464,6 +473,7 @@ mod tests {
         assert_eq!((kubelet.strategy.to_string().as_str(), kubelet.scope), (name, Scope::Pod));
         assert!(kubelet.strict_reserved);
         assert_eq!((c.sources.bpf, c.sources.notify), (false, true));
+        assert_eq!(c.sources.cri.as_deref(), Some(Path::new("/run/crio/crio.sock")));
         assert_eq!(c.kthread_budget_ns_per_s, 500_000);
         assert_eq!(c.cgroups[0].cpus, Some(Reserve::Cpus("4-5".parse().unwrap())));
         assert_eq!(c.cgroups[1].role, Role::Ignore);
@@ -492,6 +502,10 @@ mod tests {
                 "exclude each other",
             ),
             ("[journal]\nx = 1", "`journal` is not served"),
+            (
+                "[sources]\ncri = \"unix:///run/c.sock\"",
+                "sources.cri = unix:///run/c.sock: expected the path",
+            ),
             ("tick = \"1\"", "tick = \"1\""),
             ("tick = \"1ms\"", "shorter than 100 ms"),
             ("mode = \"enforced\"", "enforced"),

@@ -10,6 +10,7 @@ use crate::{
     cgroupfs::{CgroupFs, Mount, MountError},
     config::{Config, Reserve, RunMode},
     containers::{Names, Scanner},
+    cri::Cri,
     engine::Engine,
     evidence::{self, Collector},
     kubelet,
@@ -221,6 +222,10 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
     );
     let writers = || Writers::new(&mount.root);
     let writers = optional(config.sources.writers, writers, "writers of files stay unknown", &mut notes);
+    let mut scanner = Scanner::new(&mount.root, Path::new("/"), names);
+    if let Some(socket) = &config.sources.cri {
+        scanner.cri = optional(true, || Cri::new(socket), "runtimes are not asked for names", &mut notes);
+    }
     let collector = Collector::new(probe, online, &mount.root);
     give_memory_back();
     let declared = config.cgroups.iter().filter_map(|c| {
@@ -228,18 +233,12 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
         let owner = c.owner.clone().unwrap_or_else(|| Owner::Cgroup(c.path.clone()));
         Some(Declared { owner, path: c.path.clone(), cpus, refused: None, released: false })
     });
+    let mut engine = Engine::new(state, kernel, collector, store, watch, writers, scanner);
+    engine.first_names();
     Ok(Prepared {
         declared: declared.collect(),
         adopt: Vec::new(),
-        engine: Engine::new(
-            state,
-            kernel,
-            collector,
-            store,
-            watch,
-            writers,
-            Scanner::new(&mount.root, Path::new("/"), names),
-        ),
+        engine,
         host,
         lookout,
         findings,
@@ -387,14 +386,14 @@ fn reserved(config: &Config, topology: &CpuTopology) -> Result<CpuSet, StartErro
     }
 }
 
-/// Parsing the kernel's BTF leaves some 20 MB of free heap behind, which glibc would keep for as long as the agent runs.
+/// Parsing the kernel's BTF leaves some 20 MB of free heap behind, a runtime's list of 5,000 containers 5 MB, which glibc would keep for as long as the agent runs.
 #[cfg(target_env = "gnu")]
 #[allow(unsafe_code, reason = "malloc_trim(3) has no safe wrapper; it takes no pointer and is thread-safe")]
-fn give_memory_back() {
+pub(crate) fn give_memory_back() {
     // SAFETY: see above.
     unsafe { nix::libc::malloc_trim(0) };
 }
 
 /// Other C libraries return memory by themselves.
 #[cfg(not(target_env = "gnu"))]
-fn give_memory_back() {}
+pub(crate) fn give_memory_back() {}

@@ -132,6 +132,8 @@ pub enum FindingKind {
     Record(String),
     /// Another manager of CPUs has begun on this host.
     Rival(String),
+    /// A container runtime that was asked did not answer, or not as it should.
+    Runtime(String),
     /// Said by the agent itself.
     Note(String),
 }
@@ -161,6 +163,7 @@ impl FindingKind {
             Self::Violated { .. } => "violated",
             Self::Record(_) => "record",
             Self::Rival(_) => "rival",
+            Self::Runtime(_) => "runtime",
             Self::Note(_) => "note",
         }
     }
@@ -237,7 +240,9 @@ impl fmt::Display for FindingKind {
             Self::Probe(what) => write!(f, "kernel evidence: {what}"),
             Self::NotAdmitted { owner, error } => write!(f, "{owner} was not admitted: {error}"),
             Self::Violated { owner, reason } => write!(f, "{owner}: violated: {reason}"),
-            Self::Record(text) | Self::Rival(text) | Self::Note(text) => f.write_str(text),
+            Self::Record(text) | Self::Rival(text) | Self::Runtime(text) | Self::Note(text) => {
+                f.write_str(text)
+            }
         }
     }
 }
