@@ -154,7 +154,6 @@ impl Limits {
     /// The states after `place` is out: none if that cannot be paid. True if some were dropped for being too many.
     pub(super) fn leave_out(&self, states: &[u64], place: usize, most: usize) -> (States, bool) {
         let mut next = States::new();
-        let mut dropped = false;
         for state in states.chunks_exact(self.width()) {
             match self.outside {
                 Outside::Every => {
@@ -173,10 +172,12 @@ impl Limits {
                     }
                 }
             }
-            if next.len() > most * self.width() {
-                next.truncate(most * self.width());
-                dropped = true;
-            }
+        }
+        let dropped = next.len() > most * self.width();
+        if dropped {
+            let mut all: Vec<&[u64]> = next.chunks_exact(self.width()).collect();
+            all.sort_by(|a, b| self.share_left(b).total_cmp(&self.share_left(a)));
+            next = all[..most].iter().flat_map(|state| state.iter().copied()).collect();
         }
         (next, dropped)
     }
@@ -262,8 +263,27 @@ impl Limits {
         };
         match self.outside {
             Outside::Every => (0..self.families).all(ample),
-            Outside::One => (0..self.families).any(ample),
+            Outside::One => (0..self.families).any(ample) || self.may_leave_all(state, r),
         }
+    }
+
+    /// Whether all of the first `r` places can be left out at once, each by the family that has the most room for it:
+    /// then any of them can.
+    fn may_leave_all(&self, state: &[u64], r: usize) -> bool {
+        let mut state = States::from_slice(state);
+        for place in (0..r).rev() {
+            let cost = |family: &usize| {
+                let limits = self.limits.iter().zip(&state).filter(|(l, _)| l.family == *family);
+                limits.map(|(l, left)| share(l.weight[place], *left)).fold(0.0, f64::max)
+            };
+            let cheapest = (0..self.families).min_by(|a, b| cost(a).total_cmp(&cost(b)));
+            let Some(family) = cheapest else { return false };
+            if !self.pay(&mut state, place, family) {
+                return false;
+            }
+            self.secure(&mut state, place, Some(family));
+        }
+        true
     }
 
     fn share_left(&self, state: &[u64]) -> f64 {

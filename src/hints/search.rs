@@ -61,18 +61,22 @@ pub(super) fn best(problem: &Problem<'_>) -> Found {
         best: None,
         at_most: u64::MAX,
         failed: HashMap::new(),
+        twins: problem.distances.filter(|_| problem.sockets.is_empty()).map(|rows| twins(rows, problem.n)),
+        forced: vec![0; problem.n],
         cuts: 0,
+        drops: 0,
         steps: 0,
         exact: true,
     };
-    if let Some(known) = search.greedy() {
-        search.at_most = known;
+    let grown = search.greedy();
+    if let Some((sum, _)) = &grown {
+        search.at_most = *sum;
     }
-    search.decide(problem.n, problem.size, Some(limits.start()));
+    search.decide(problem.n, problem.size, Some(limits.start()), false);
     if search.steps > MOST_STEPS {
         search.exact = false;
     }
-    let set = search.best.map(|(_, mut set)| {
+    let set = search.best.or(grown).map(|(_, mut set)| {
         set.sort_unstable();
         set
     });
@@ -92,15 +96,22 @@ struct Search<'a> {
     at_most: u64,
     /// Places left, nodes left to choose: states that come to nothing.
     failed: HashMap<(usize, usize), Vec<States>>,
+    /// With distances: by place, the lowest node that it could be exchanged for.
+    twins: Option<Vec<usize>>,
+    /// By that node: how many of its kind were chosen freely, so that the lower ones have to be in, too.
+    forced: Vec<usize>,
     /// Branches given up for their distance.
     cuts: usize,
+    /// Branches with too many states.
+    drops: usize,
     steps: usize,
     exact: bool,
 }
 
 impl Search<'_> {
-    /// Decides the first `r` places, of which `left` are to be in. `None`: whatever is out can be paid for.
-    fn decide(&mut self, r: usize, left: usize, mut states: Option<States>) {
+    /// Decides the first `r` places, of which `left` are to be in. `None`: whatever is out can be paid for. `lossy`:
+    /// there were more states.
+    fn decide(&mut self, r: usize, left: usize, mut states: Option<States>, lossy: bool) {
         self.steps += 1;
         if self.steps > MOST_STEPS {
             return;
@@ -109,6 +120,7 @@ impl Search<'_> {
         if let Some(now) = &mut states {
             self.prune(r, left, now);
             if now.is_empty() {
+                self.exact &= !lossy;
                 return;
             }
             let any = now.chunks_exact(limits.width()).any(|state| limits.may_leave_any(state, r, r - left));
@@ -119,7 +131,7 @@ impl Search<'_> {
         if !self.sockets_allow(r, left) {
             return;
         }
-        if let Some(near) = &self.near {
+        if let Some(near) = &mut self.near {
             let least = near.least(r, left);
             if least > self.at_most || self.best.as_ref().is_some_and(|(sum, _)| least >= *sum) {
                 self.cuts += 1;
@@ -135,16 +147,19 @@ impl Search<'_> {
             self.found();
             return;
         }
-        let (cuts, known) = (self.cuts, self.best.is_some());
+        let (cuts, drops, known) = (self.cuts, self.drops, self.best.is_some());
         let place = r - 1;
-        if left < r {
+        let kind = self.twins.as_ref().map(|twins| twins[place]);
+        if left < r && kind.is_none_or(|kind| self.forced[kind] == 0) {
             match &states {
-                None => self.decide(place, left, None),
+                None => self.decide(place, left, None, lossy),
                 Some(now) => {
                     let (next, dropped) = limits.leave_out(now, place, MOST_STATES);
-                    self.exact &= !dropped;
-                    if !next.is_empty() {
-                        self.decide(place, left, Some(next));
+                    self.drops += usize::from(dropped);
+                    if next.is_empty() {
+                        self.exact &= !lossy;
+                    } else {
+                        self.decide(place, left, Some(next), lossy || dropped);
                     }
                 }
             }
@@ -154,14 +169,18 @@ impl Search<'_> {
         }
         if left > 0 {
             let next = states.as_deref().map(|now| limits.keep(now, place));
+            // Free to exchange the node for a lower one of its kind, a set that leaves that out is not the best.
+            let free = kind.filter(|_| states.is_none());
+            free.into_iter().for_each(|kind| self.forced[kind] += 1);
             self.choose(place);
-            self.decide(place, left - 1, next);
+            self.decide(place, left - 1, next, lossy);
             self.unchoose(place);
+            free.into_iter().for_each(|kind| self.forced[kind] -= 1);
         }
         if let Some(now) = states
             && !known
             && self.best.is_none()
-            && self.cuts == cuts
+            && (self.cuts, self.drops) == (cuts, drops)
             && self.problem.sockets.is_empty()
         {
             self.note(r, left, &now);
@@ -254,11 +273,11 @@ impl Search<'_> {
         })
     }
 
-    /// The sum of distances of some allowed set that is likely near: grown from each node by whichever is nearest.
-    fn greedy(&mut self) -> Option<u64> {
+    /// Some allowed set that is likely near, and its sum of distances: grown from each node by whichever is nearest.
+    fn greedy(&mut self) -> Option<(u64, Vec<usize>)> {
         let (n, size) = (self.problem.n, self.problem.size);
         let mut near = self.near.take()?;
-        let mut least = None;
+        let mut least: Option<(u64, Vec<usize>)> = None;
         for seed in 0..n {
             let mut set = vec![seed];
             near.choose(seed);
@@ -268,8 +287,8 @@ impl Search<'_> {
                 near.choose(next);
                 set.push(next);
             }
-            if least.is_none_or(|l| near.sum < l) && self.allows(&set) {
-                least = Some(near.sum);
+            if least.as_ref().is_none_or(|(sum, _)| near.sum < *sum) && self.allows(&set) {
+                least = Some((near.sum, set.clone()));
             }
             while let Some(place) = set.pop() {
                 near.unchoose(place);
@@ -286,13 +305,18 @@ impl Search<'_> {
             set.iter().flat_map(|p| &rule.of_place[*p]).for_each(|s| touched[*s] = true);
             touched.iter().filter(|t| **t).count() == rule.exactly
         });
-        let mut states = limits.start();
+        let (mut states, mut left) = (limits.start(), set.len());
         for place in (0..self.problem.n).rev() {
-            states = if set.contains(&place) {
-                limits.keep(&states, place)
+            let (r, mut now) = (place + 1, states.chunks_exact(limits.width()));
+            if now.any(|state| limits.may_leave_any(state, r, r - left)) {
+                return sockets;
+            }
+            if set.contains(&place) {
+                left -= 1;
+                states = limits.keep(&states, place);
             } else {
-                limits.leave_out(&states, place, MOST_STATES).0
-            };
+                states = limits.leave_out(&states, place, MOST_STATES).0;
+            }
         }
         sockets && !states.is_empty()
     }
@@ -309,6 +333,8 @@ struct Near<'a> {
     /// `[place * size + k]`: both ways to its k nearest others, summed.
     nearest: Vec<u64>,
     size: usize,
+    /// Kept for its room.
+    adds: Vec<u64>,
 }
 
 impl<'a> Near<'a> {
@@ -320,6 +346,7 @@ impl<'a> Near<'a> {
             cost: (0..n).map(|p| rows[p * n + p]).collect(),
             nearest: Vec::new(),
             size,
+            adds: Vec::with_capacity(n),
         };
         for place in 0..n {
             let mut others: Vec<u64> =
@@ -354,15 +381,31 @@ impl<'a> Near<'a> {
 
     /// No choice of `left` among the first `r` makes a smaller sum: each adds its distance to those chosen, and half of
     /// what its nearest others make (each pair is half of either).
-    fn least(&self, r: usize, left: usize) -> u64 {
+    fn least(&mut self, r: usize, left: usize) -> u64 {
         if left == 0 {
             return self.sum;
         }
-        let twice = |p: usize| 2 * self.cost[p] + self.nearest[p * self.size + left - 1];
-        let mut adds: Vec<u64> = (0..r).map(twice).collect();
+        let near = self.nearest.chunks_exact(self.size).map(|sums| sums[left - 1]);
+        self.adds.clear();
+        self.adds.extend(self.cost[..r].iter().zip(near).map(|(cost, near)| 2 * cost + near));
         if left < r {
-            adds.select_nth_unstable(left - 1);
+            self.adds.select_nth_unstable(left - 1);
         }
-        self.sum + adds[..left].iter().sum::<u64>().div_ceil(2)
+        self.sum + self.adds[..left].iter().sum::<u64>().div_ceil(2)
     }
+}
+
+/// By place, the lowest place that is as far from all others: exchanging the two changes no sum of distances.
+fn twins(rows: &[u64], n: usize) -> Vec<usize> {
+    let both = |a: usize, b: usize| u128::from(rows[a * n + b]) + u128::from(rows[b * n + a]);
+    let alike = |a: usize, b: usize| {
+        rows[a * n + a] == rows[b * n + b]
+            && (0..n).filter(|x| *x != a && *x != b).all(|x| both(a, x) == both(b, x))
+    };
+    let mut twins: Vec<usize> = Vec::with_capacity(n);
+    for place in 0..n {
+        let lower = (0..place).find(|lower| twins[*lower] == *lower && alike(*lower, place));
+        twins.push(lower.unwrap_or(place));
+    }
+    twins
 }
