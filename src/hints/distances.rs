@@ -86,12 +86,12 @@ pub(super) struct Fit<'a>(pub(super) Option<&'a Distances>);
 
 impl Fit<'_> {
     /// `Less` is better.
-    pub(super) fn cmp(&self, a: &NodeSet, b: &NodeSet) -> Ordering {
+    pub(super) fn cmp(self, a: &NodeSet, b: &NodeSet) -> Ordering {
         a.len().cmp(&b.len()).then_with(|| self.cmp_equal_sized(a, b))
     }
 
     /// The same for sets of one size.
-    pub(super) fn cmp_equal_sized(&self, a: &NodeSet, b: &NodeSet) -> Ordering {
+    pub(super) fn cmp_equal_sized(self, a: &NodeSet, b: &NodeSet) -> Ordering {
         let near = self.0.map_or(Ordering::Equal, |d| d.sum(a).cmp(&d.sum(b)));
         near.then_with(|| a.cmp_value(b))
     }

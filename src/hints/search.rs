@@ -9,7 +9,10 @@
 //! Invariant: the answer is exact unless `exact` says that [`MOST_STEPS`] ran out, or that there were too many
 //! different ways to divide the nodes that are out.
 
-use super::limits::{Limits, States, covers};
+use super::{
+    limits::{Limits, States, covers},
+    near::{Near, floor, twins},
+};
 use std::collections::HashMap;
 
 /// Decisions before a search ends with the best that is known. One takes 0.1 to 0.5 us, so 20 to 100 ms in all.
@@ -60,6 +63,7 @@ pub(super) fn best(problem: &Problem<'_>) -> Found {
         touched: problem.sockets.iter().map(|s| vec![0; s.count]).collect(),
         best: None,
         at_most: u64::MAX,
+        floor: problem.distances.map_or(0, |rows| floor(rows, problem.n, problem.size)),
         failed: HashMap::new(),
         twins: problem.distances.filter(|_| problem.sockets.is_empty()).map(|rows| twins(rows, problem.n)),
         forced: vec![0; problem.n],
@@ -73,9 +77,8 @@ pub(super) fn best(problem: &Problem<'_>) -> Found {
         search.at_most = *sum;
     }
     search.decide(problem.n, problem.size, Some(limits.start()), false);
-    if search.steps > MOST_STEPS {
-        search.exact = false;
-    }
+    let nearest = search.best.as_ref().is_some_and(|(sum, _)| *sum <= search.floor);
+    search.exact &= search.steps <= MOST_STEPS || nearest;
     let set = search.best.or(grown).map(|(_, mut set)| {
         set.sort_unstable();
         set
@@ -94,6 +97,8 @@ struct Search<'a> {
     best: Option<(u64, Vec<usize>)>,
     /// Nothing farther can be the best.
     at_most: u64,
+    /// Nothing is nearer.
+    floor: u64,
     /// Places left, nodes left to choose: states that come to nothing.
     failed: HashMap<(usize, usize), Vec<States>>,
     /// With distances: by place, the lowest node that it could be exchanged for.
@@ -113,7 +118,8 @@ impl Search<'_> {
     /// there were more states.
     fn decide(&mut self, r: usize, left: usize, mut states: Option<States>, lossy: bool) {
         self.steps += 1;
-        if self.steps > MOST_STEPS {
+        // What comes later has a greater value.
+        if self.steps > MOST_STEPS || self.best.as_ref().is_some_and(|(sum, _)| *sum <= self.floor) {
             return;
         }
         let limits = self.problem.limits;
@@ -163,19 +169,20 @@ impl Search<'_> {
                     }
                 }
             }
-            if self.near.is_none() && self.best.is_some() {
-                return;
-            }
         }
         if left > 0 {
             let next = states.as_deref().map(|now| limits.keep(now, place));
             // Free to exchange the node for a lower one of its kind, a set that leaves that out is not the best.
             let free = kind.filter(|_| states.is_none());
-            free.into_iter().for_each(|kind| self.forced[kind] += 1);
+            if let Some(kind) = free {
+                self.forced[kind] += 1;
+            }
             self.choose(place);
             self.decide(place, left - 1, next, lossy);
             self.unchoose(place);
-            free.into_iter().for_each(|kind| self.forced[kind] -= 1);
+            if let Some(kind) = free {
+                self.forced[kind] -= 1;
+            }
         }
         if let Some(now) = states
             && !known
@@ -262,7 +269,9 @@ impl Search<'_> {
                     Some(first) => nodes[*first] += 1,
                     None => anywhere += 1,
                 }
-                sockets.iter().for_each(|s| reach[*s] = true);
+                for socket in sockets {
+                    reach[*socket] = true;
+                }
             }
             let open = (0..rule.count).filter(|s| touched[*s] == 0 && reach[*s]).count();
             let inside: usize = (0..rule.count).filter(|s| touched[*s] > 0).map(|s| nodes[s]).sum();
@@ -320,92 +329,4 @@ impl Search<'_> {
         }
         sockets && !states.is_empty()
     }
-}
-
-/// Distances of the chosen nodes, and a bound for those still to be chosen.
-struct Near<'a> {
-    rows: &'a [u64],
-    n: usize,
-    /// Over ordered pairs of chosen nodes, each with itself included.
-    sum: u64,
-    /// What each node would add to it.
-    cost: Vec<u64>,
-    /// `[place * size + k]`: both ways to its k nearest others, summed.
-    nearest: Vec<u64>,
-    size: usize,
-    /// Kept for its room.
-    adds: Vec<u64>,
-}
-
-impl<'a> Near<'a> {
-    fn new(rows: &'a [u64], n: usize, size: usize) -> Self {
-        let mut near = Self {
-            rows,
-            n,
-            sum: 0,
-            cost: (0..n).map(|p| rows[p * n + p]).collect(),
-            nearest: Vec::new(),
-            size,
-            adds: Vec::with_capacity(n),
-        };
-        for place in 0..n {
-            let mut others: Vec<u64> =
-                (0..n).filter(|p| *p != place).map(|p| near.both_ways(place, p)).collect();
-            others.sort_unstable();
-            let sums = others.iter().scan(0_u64, |sum, d| {
-                *sum = sum.saturating_add(*d);
-                Some(*sum)
-            });
-            near.nearest.extend(std::iter::once(0).chain(sums).take(size));
-        }
-        near
-    }
-
-    fn both_ways(&self, a: usize, b: usize) -> u64 {
-        self.rows[a * self.n + b].saturating_add(self.rows[b * self.n + a])
-    }
-
-    fn choose(&mut self, place: usize) {
-        self.sum += self.cost[place];
-        for other in (0..self.n).filter(|p| *p != place) {
-            self.cost[other] += self.both_ways(place, other);
-        }
-    }
-
-    fn unchoose(&mut self, place: usize) {
-        for other in (0..self.n).filter(|p| *p != place) {
-            self.cost[other] -= self.both_ways(place, other);
-        }
-        self.sum -= self.cost[place];
-    }
-
-    /// No choice of `left` among the first `r` makes a smaller sum: each adds its distance to those chosen, and half of
-    /// what its nearest others make (each pair is half of either).
-    fn least(&mut self, r: usize, left: usize) -> u64 {
-        if left == 0 {
-            return self.sum;
-        }
-        let near = self.nearest.chunks_exact(self.size).map(|sums| sums[left - 1]);
-        self.adds.clear();
-        self.adds.extend(self.cost[..r].iter().zip(near).map(|(cost, near)| 2 * cost + near));
-        if left < r {
-            self.adds.select_nth_unstable(left - 1);
-        }
-        self.sum + self.adds[..left].iter().sum::<u64>().div_ceil(2)
-    }
-}
-
-/// By place, the lowest place that is as far from all others: exchanging the two changes no sum of distances.
-fn twins(rows: &[u64], n: usize) -> Vec<usize> {
-    let both = |a: usize, b: usize| u128::from(rows[a * n + b]) + u128::from(rows[b * n + a]);
-    let alike = |a: usize, b: usize| {
-        rows[a * n + a] == rows[b * n + b]
-            && (0..n).filter(|x| *x != a && *x != b).all(|x| both(a, x) == both(b, x))
-    };
-    let mut twins: Vec<usize> = Vec::with_capacity(n);
-    for place in 0..n {
-        let lower = (0..place).find(|lower| twins[*lower] == *lower && alike(*lower, place));
-        twins.push(lower.unwrap_or(place));
-    }
-    twins
 }
