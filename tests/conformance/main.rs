@@ -6,7 +6,9 @@
 
 mod assign;
 mod checkpoints;
+mod hints;
 mod machines;
+mod merge;
 mod topologies;
 
 use serde_json::Value;
@@ -27,6 +29,8 @@ struct Kind {
 /// In the order of the output.
 const KINDS: &[Kind] = &[
     Kind { name: "assign", folder: "vectors", compare: assign::compare },
+    Kind { name: "hints", folder: "vectors", compare: hints::compare },
+    Kind { name: "merge", folder: "vectors", compare: merge::compare },
     Kind { name: "checkpoints", folder: "vectors", compare: checkpoints::compare },
     Kind { name: "topologies", folder: "topologies", compare: topologies::compare },
 ];

@@ -358,6 +358,7 @@ fn a_request_is_placed_or_refused() {
             whole_cores,
             near: nodes(near),
             isolation: Isolation::Auto,
+            memory: 0,
         };
         let (allocatable, free) = (set("1-15"), set(free));
         let affinity = affinity.map(nodes);
