@@ -165,6 +165,28 @@ fn a_table_and_pairs_agree() {
     }
 }
 
+/// A third of 64 nodes, as near as possible to each other, by distances without any order: nobody finds the best. The
+/// search ends, says so, and gives nodes that will do.
+#[test]
+fn a_search_that_is_cut_short() {
+    let (topology, machine) = kubelet(&regular(16, 4, 2));
+    let all: NodeSet = topology.nodes().iter().map(|n| n.id).collect();
+    let far =
+        |a: u32, b: u32| if a == b { 10 } else { 11 + (a.min(b) * 64 + a.max(b)) * 2_654_435 % 90_001 % 50 };
+    let distances = Distances::new((0..64).map(|a| (NodeId(a), (0..64).map(|b| far(a, b)).collect())));
+    let demand = Demand::cpus(&machine, false, topology.online(), &CpuSet::new(), 42);
+    let found = winner(AlignmentPolicy::Restricted, &all, &[&demand], Some(&distances));
+    let near = found.merged.affinity.unwrap();
+    assert_eq!((found.exact, found.merged.preferred, near.len()), (false, true, 21));
+    let sum = |set: &NodeSet| -> u32 {
+        set.iter().flat_map(|a| set.iter().map(move |b| (a, b))).map(|(a, b)| distances.get(a, b)).sum()
+    };
+    assert!(sum(&near) < sum(&set("0-20")));
+    // Without distances there is nothing to search.
+    let found = winner(AlignmentPolicy::Restricted, &all, &[&demand], None);
+    assert_eq!((found.exact, found.merged.affinity), (true, Some(set("0-20"))));
+}
+
 fn container(name: &str, cpus: u64, sidecar: bool) -> Container {
     let (cpu, memory) = (Some(cpus * 1000).filter(|c| *c > 0), Some(64).filter(|_| cpus > 0));
     Container {
