@@ -15,10 +15,13 @@ use super::{
 };
 use std::collections::HashMap;
 
-/// Decisions before a search ends with the best that is known. One takes 0.1 to 0.5 us, so 20 to 100 ms in all.
-const MOST_STEPS: usize = 200_000;
+/// Steps before a search ends with the best that is known: a decision is one and what its states cost, which grows with
+/// the square of their number. A step takes 0.1 to 0.5 us, so 10 to 50 ms in all.
+const MOST_STEPS: usize = 100_000;
 /// States of one branch, and notes of one point.
 const MOST_STATES: usize = 64;
+/// States for which it is worth asking whether all is paid for.
+const MOST_ASKED: usize = 8;
 
 /// A set may touch so many sockets, no more and no less.
 #[derive(Debug)]
@@ -129,8 +132,10 @@ impl Search<'_> {
                 self.exact &= !lossy;
                 return;
             }
-            let any = now.chunks_exact(limits.width()).any(|state| limits.may_leave_any(state, r, r - left));
-            if any {
+            let count = now.len() / limits.width();
+            self.steps += count + count * count / 8;
+            let mut asked = now.chunks_exact(limits.width()).take(MOST_ASKED);
+            if asked.any(|state| limits.may_leave_any(state, r, r - left)) {
                 states = None;
             }
         }
@@ -316,8 +321,8 @@ impl Search<'_> {
         });
         let (mut states, mut left) = (limits.start(), set.len());
         for place in (0..self.problem.n).rev() {
-            let (r, mut now) = (place + 1, states.chunks_exact(limits.width()));
-            if now.any(|state| limits.may_leave_any(state, r, r - left)) {
+            let (r, mut asked) = (place + 1, states.chunks_exact(limits.width()).take(MOST_ASKED));
+            if asked.any(|state| limits.may_leave_any(state, r, r - left)) {
                 return sockets;
             }
             if set.contains(&place) {

@@ -71,6 +71,7 @@ fn what_is_held_has_to_stay() {
 /// 34 nodes, of which 32 have memory alone (GPU memory on ARM): 2^34 sets for memory, none of which is looked at.
 #[test]
 fn nodes_without_cpus() {
+    use AlignmentPolicy::{BestEffort, Restricted, SingleNumaNode};
     let mut raw = regular(2, 1, 8);
     for id in 2..34 {
         let memory_bytes = Some(1 << 30);
@@ -93,7 +94,6 @@ fn nodes_without_cpus() {
         assert!(winner.exact);
         (winner.merged.affinity.map(|a| a.to_string()), winner.merged.preferred, winner.merged.admit)
     };
-    use AlignmentPolicy::{BestEffort, Restricted, SingleNumaNode};
     assert_eq!(ask(4, 4 << 30, Restricted), (Some("0".into()), true, true));
     assert_eq!(ask(4, 4 << 30, SingleNumaNode), (Some("0".into()), true, true));
     assert_eq!(ask(12, 12 << 30, Restricted), (Some("0-1".into()), true, true));
@@ -150,7 +150,7 @@ fn the_edges_of_a_merge() {
 fn a_table_and_pairs_agree() {
     let sets = |n: u32, shift: u32| -> Vec<TopologyHint> {
         let pairs = (0..n).flat_map(|a| (0..a).map(move |b| (a, b)));
-        let pairs = pairs.filter(|(a, b)| (a * 7 + b * 3 + shift) % 4 > 0);
+        let pairs = pairs.filter(|(a, b)| !(a * 7 + b * 3 + shift).is_multiple_of(4));
         let everything = (0..n).map(NodeId).collect();
         let hints = pairs.map(|(a, b)| [NodeId(a), NodeId(b)].into_iter().collect()).chain([everything]);
         hints.map(|nodes| TopologyHint { affinity: Some(nodes), preferred: false }).collect()
@@ -163,6 +163,28 @@ fn a_table_and_pairs_agree() {
         let large = merge(AlignmentPolicy::BestEffort, &set("0-23"), &wide, None);
         assert_eq!(small, large);
     }
+}
+
+/// A third of 64 nodes, as near as possible to each other, by distances without any order: nobody finds the best. The
+/// search ends, says so, and gives nodes that will do.
+#[test]
+fn a_search_that_is_cut_short() {
+    let (topology, machine) = kubelet(&regular(16, 4, 2));
+    let all: NodeSet = topology.nodes().iter().map(|n| n.id).collect();
+    let far =
+        |a: u32, b: u32| if a == b { 10 } else { 11 + (a.min(b) * 64 + a.max(b)) * 7_919 % 90_001 % 50 };
+    let distances = Distances::new((0..64).map(|a| (NodeId(a), (0..64).map(|b| far(a, b)).collect())));
+    let demand = Demand::cpus(&machine, false, topology.online(), &CpuSet::new(), 42);
+    let found = winner(AlignmentPolicy::Restricted, &all, &[&demand], Some(&distances));
+    let near = found.merged.affinity.unwrap();
+    assert_eq!((found.exact, found.merged.preferred, near.len()), (false, true, 21));
+    let sum = |set: &NodeSet| -> u32 {
+        set.iter().flat_map(|a| set.iter().map(move |b| (a, b))).map(|(a, b)| distances.get(a, b)).sum()
+    };
+    assert!(sum(&near) < sum(&set("0-20")));
+    // Without distances there is nothing to search.
+    let found = winner(AlignmentPolicy::Restricted, &all, &[&demand], None);
+    assert_eq!((found.exact, found.merged.affinity), (true, Some(set("0-20"))));
 }
 
 fn container(name: &str, cpus: u64, sidecar: bool) -> Container {

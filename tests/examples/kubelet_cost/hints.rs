@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::{collections::BTreeMap, error::Error, hint::black_box};
 use truepin::{
     CpuSet, CpuTopology, NodeId, NodeSet,
-    hints::{Demand, Device, Distances, NodeMemory, Opinion, cpu_hints, merge, winner},
+    hints::{Demand, Device, Distances, NodeMemory, Opinion, TopologyHint, cpu_hints, merge, winner},
     placement::kubelet::KubeletMachine,
     request::AlignmentPolicy,
     topology::synthetic::{Numbering, Regular},
@@ -179,6 +179,28 @@ impl Large {
         let devices = Demand::devices(&self.nodes, &self.devices, devices);
         [Some(cpus), Demand::memory(&[(bytes.max(1), &self.memory)]), devices].into_iter().flatten().collect()
     }
+}
+
+/// Merges of full lists (every set of nodes is in each), of which the kubelet would try every combination: preferred are
+/// the single nodes, or nothing.
+pub(crate) fn full_lists(part: &str) -> Vec<(String, Call<'static>)> {
+    let mut all: Vec<(String, Call<'static>)> = Vec::new();
+    for (nodes, providers) in [(4_u32, 4_usize), (8, 2), (8, 4), (8, 8), (12, 2), (12, 4), (16, 2), (16, 4)] {
+        for (what, most) in [("single nodes preferred", 1), ("nothing preferred", 0)] {
+            let id = format!("merge/{nodes} nodes/{providers} full lists/{what}");
+            if !id.contains(part) {
+                continue;
+            }
+            let set = |mask: u32| (0..nodes).filter(|n| mask >> n & 1 == 1).map(NodeId).collect();
+            let hint =
+                |mask: u32| TopologyHint { affinity: Some(set(mask)), preferred: mask.count_ones() <= most };
+            let opinions = vec![Opinion::Hints((1..1 << nodes).map(hint).collect()); providers];
+            let machine: NodeSet = (0..nodes).map(NodeId).collect();
+            let call = move || drop(black_box(merge(AlignmentPolicy::Restricted, &machine, &opinions, None)));
+            all.push((id, Box::new(call)));
+        }
+    }
+    all
 }
 
 /// Machines of up to 64 nodes with CPUs, and of many nodes without: free, crowded, and so tight that little is left.
