@@ -7,6 +7,7 @@
 mod checkpoints;
 mod machines;
 mod topologies;
+mod traces;
 
 use serde_json::Value;
 use std::{
@@ -25,6 +26,7 @@ struct Kind {
 
 /// In the order of the output.
 const KINDS: &[Kind] = &[
+    Kind { name: "traces", folder: "vectors", compare: traces::compare },
     Kind { name: "checkpoints", folder: "vectors", compare: checkpoints::compare },
     Kind { name: "topologies", folder: "topologies", compare: topologies::compare },
 ];
