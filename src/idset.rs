@@ -101,6 +101,30 @@ impl<T> IdSet<T> {
         self.words.is_empty()
     }
 
+    /// Number of members of both sets, without building their intersection.
+    #[must_use]
+    pub fn common(&self, other: &Self) -> usize {
+        self.words.iter().zip(&other.words).map(|(a, b)| (a & b).count_ones() as usize).sum()
+    }
+
+    /// The set as a bitmap, lowest word first, no trailing zero word.
+    pub(crate) fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    /// The set of ids below 64 that a bitmap holds.
+    pub(crate) fn from_word(word: u64) -> Self {
+        let words = if word == 0 { SmallVec::new() } else { SmallVec::from_slice(&[word]) };
+        Self { words, kind: PhantomData }
+    }
+
+    /// Order by the value of the bitmap read as a number: the set with the highest member that the other lacks is the
+    /// greater one.
+    pub(crate) fn cmp_value(&self, other: &Self) -> std::cmp::Ordering {
+        let by_length = self.words.len().cmp(&other.words.len());
+        by_length.then_with(|| self.words.iter().rev().cmp(other.words.iter().rev()))
+    }
+
     /// Whether every member is in `other`.
     #[must_use]
     pub fn is_subset(&self, other: &Self) -> bool {
@@ -368,6 +392,7 @@ mod tests {
         assert_eq!(a.intersection(&b), set("2-3"));
         assert_eq!(a.difference(&b), set("0-1,100"));
         assert!(set("2").is_subset(&a) && !b.is_subset(&a) && set("").is_subset(&set("")));
+        assert_eq!((a.common(&b), b.common(&a), a.common(&set(""))), (2, 2, 0));
         assert!(set("1").is_disjoint(&b) && !a.is_disjoint(&b));
         assert_eq!((a.first(), a.last(), a.len()), (Some(CpuId(0)), Some(CpuId(100)), 5));
         assert_eq!(set("").first(), None);
@@ -381,6 +406,22 @@ mod tests {
         assert!(!a.insert(CpuId(1)) && a.insert(CpuId(2)) && !a.insert(CpuId(MAX_ID + 1)));
         assert_eq!(a, set("1-2"));
         assert_eq!(a.iter().rev().collect::<Vec<_>>(), [CpuId(2), CpuId(1)]);
+    }
+
+    #[test]
+    fn order_by_value() {
+        use std::cmp::Ordering::{Equal, Greater, Less};
+        for (a, b, order) in [
+            ("", "", Equal),
+            ("", "0", Less),
+            ("3", "0-2", Greater),
+            ("0,70", "1,70", Less),
+            ("0-63", "64", Less),
+            ("5,300", "6-255", Greater),
+        ] {
+            assert_eq!((set(a).cmp_value(&set(b)), set(b).cmp_value(&set(a))), (order, order.reverse()));
+        }
+        assert_eq!((CpuSet::from_word(0b1010), CpuSet::from_word(0)), (set("1,3"), set("")));
     }
 
     #[test]

@@ -5,7 +5,9 @@
 //! The folders may hold other records of the same shape: nothing here knows a name or a count.
 
 mod checkpoints;
+mod hints;
 mod machines;
+mod merge;
 mod topologies;
 mod traces;
 
@@ -26,6 +28,8 @@ struct Kind {
 
 /// In the order of the output.
 const KINDS: &[Kind] = &[
+    Kind { name: "hints", folder: "vectors", compare: hints::compare },
+    Kind { name: "merge", folder: "vectors", compare: merge::compare },
     Kind { name: "traces", folder: "vectors", compare: traces::compare },
     Kind { name: "checkpoints", folder: "vectors", compare: checkpoints::compare },
     Kind { name: "topologies", folder: "topologies", compare: topologies::compare },

@@ -111,7 +111,8 @@ impl<'m> Process<'m> {
     fn merge(&self, ask: Ask) -> Result<TopologyHint, Rejection> {
         let closest = self.config.prefer_closest.then_some(self.distances);
         let nodes: NodeSet = self.machine.nodes().map(|(id, _)| id).collect();
-        let merged = hints::winner(self.config.policy, &nodes, ask.as_slice(), closest);
+        let opinions: Vec<_> = ask.iter().map(hints::Demand::opinion).collect();
+        let merged = hints::merge(self.config.policy, &nodes, &opinions, closest);
         if !merged.admit {
             return Err(Rejection::Affinity);
         }
