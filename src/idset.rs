@@ -137,6 +137,12 @@ impl<T> IdSet<T> {
         self.words.iter().zip(&other.words).all(|(a, b)| a & b == 0)
     }
 
+    /// From a bitmap, lowest numbers first. Bits above [`MAX_ID`] do not fit.
+    pub(crate) fn from_words(words: &[u64]) -> Self {
+        let fits = words.len().min(MAX_ID as usize / 64 + 1);
+        Self { words: SmallVec::from_slice(&words[..fits]), kind: PhantomData }.trim()
+    }
+
     fn raw(&self) -> impl DoubleEndedIterator<Item = u32> + '_ {
         self.words.iter().enumerate().flat_map(|(i, w)| {
             let w = *w;

@@ -15,7 +15,7 @@ use crate::{
     hints::{self, Distances, TopologyHint},
     kubelet::{self, Containers, Exported, Machine, Setup},
     nodeset::NodeSet,
-    placement::kubelet::{KubeletMachine, StaticOptions, TakeError, allocate, check_smt, reserved, take},
+    placement::kubelet::{KubeletMachine, StaticOptions, TakeError, allocate, allocate_as_it_is, check_smt, reserved, take},
     pod::Pod,
     request::AlignmentPolicy,
 };
@@ -207,10 +207,15 @@ impl<'m> Process<'m> {
         Ok(())
     }
 
-    /// CPUs out of the shared pool, and those to be reused.
+    /// CPUs out of the shared pool, and those to be reused. Where cores or sockets differ the kubelet's averages come to
+    /// CPUs that are not free. It is followed as long as nobody has them (reserved ones), since what comes after rests on
+    /// it; another owner's CPUs are never given away.
     fn allocate(&mut self, reusable: &CpuSet, affinity: Option<&NodeSet>, n: usize) -> Result<CpuSet, TakeError> {
-        let (options, pool) = (self.config.options, &self.sets.default);
-        let cpus = allocate(self.machine, options, &self.reserved, pool, reusable, affinity, n)?;
+        let (machine, options, kept, pool) = (self.machine, self.config.options, &self.reserved, &self.sets.default);
+        let cpus = match allocate_as_it_is(machine, options, kept, pool, reusable, affinity, n)? {
+            Some(cpus) if cpus.is_subset(&pool.union(reusable)) => cpus,
+            _ => allocate(machine, options, kept, pool, reusable, affinity, n)?,
+        };
         self.sets.default -= &cpus;
         Ok(cpus)
     }

@@ -116,14 +116,15 @@ fn cpus_of_init_containers_are_used_again_and_stay_held() {
     let (machine, distances) = (machine(2, 4, 1), far());
     let mut node = boot(&machine, &distances, config());
     let_in(&mut node, "a", "i:4 i:6 2 1");
-    // The second init container takes the first one's and two more, the apps take theirs out of those.
-    assert_eq!(held(&node), "a/c0=1,9 a/c1=2 a/i0=1-2,9-10 a/i1=1-3,9-11");
-    assert_eq!(node.sets().default, cpus("0,4-8,12-15"));
+    // The second init container takes the first one's and two more, the first app takes its part of those; the second one
+    // finds a thread beside the reserved one, and the rest of what was used before stays held by nobody that runs.
+    assert_eq!(held(&node), "a/c0=1,9 a/c1=8 a/i0=1-2,9-10 a/i1=1-3,9-11");
+    assert_eq!(node.sets().default, cpus("0,4-7,12-15"));
     node.run("a", ids(0)).unwrap();
     node.reconcile();
-    assert_eq!(node.sets().default, cpus("0,4-8,12-15"), "ended, and still held");
+    assert_eq!(node.sets().default, cpus("0,4-7,12-15"), "ended, and still held");
     node.remove("a").unwrap();
-    assert_eq!(node.sets().default, cpus("0,4-8,12-15"), "not before the next pass");
+    assert_eq!(node.sets().default, cpus("0,4-7,12-15"), "not before the next pass");
     node.reconcile();
     assert_eq!((held(&node).as_str(), &node.sets().default), ("", &cpus("0-15")));
 }
@@ -162,7 +163,7 @@ fn a_refused_pod_keeps_what_it_had_taken_until_the_next_pass() {
         admission.outcome,
         Err(Rejection::Take(TakeError::NotEnough { requested: 8, available: 7 }))
     );
-    assert_eq!(held(&node), "a/c0=1-2,9-10 a/c1=4-5,12-13");
+    assert_eq!(held(&node), "a/c0=1-2,9-10 a/c1=3-4,11-12");
     let_in(&mut node, "b", "-");
     assert_eq!(held(&node), "");
     assert_eq!(node.active().len(), 1);
@@ -260,7 +261,7 @@ fn an_option_that_a_restart_turns_on_refuses_whoever_runs_against_it() {
 fn a_readmitted_container_keeps_its_cpus_and_asks_for_hints_of_them_alone() {
     let (machine, distances) = (machine(2, 4, 1), far());
     let restricted = under(AlignmentPolicy::Restricted, Scope::Container);
-    let mut node = boot(&machine, &distances, config());
+    let mut node = boot(&machine, &distances, restricted.clone());
     let_in(&mut node, "a", "4");
     let_in(&mut node, "b", "i:6 8");
     let before = node.sets().clone();
@@ -443,7 +444,7 @@ fn a_readmitted_pod_gets_another_set_and_nobody_the_first() {
     assert_eq!(held(&node), "a/c0=1,9 a/c1=2,10 a=1-2,9-10");
     node.restart(best.clone()).unwrap();
     assert_eq!(noted(&node.readmit("a").unwrap()), "c0=0-1- c1=0-1-", "what shares has not what it asks for");
-    assert_eq!(held(&node), "a/c0=4,12 a/c1=5,13 a=4-5,12-13");
+    assert_eq!(held(&node), "a/c0=3,11 a/c1=4,12 a=3-4,11-12");
     node.remove("a").unwrap();
     node.reconcile();
     assert_eq!(node.sets().default, cpus("0,3-8,11-15"));
@@ -625,7 +626,7 @@ fn random_histories_keep_the_books() {
             books(&node, &machine, seed);
         }
     }
-    assert!(let_in > 1000 && refused > 1000 && restarts > 300, "{let_in} {refused} {restarts}");
+    assert!(let_in > 1000 && refused > 800 && restarts > 300, "{let_in} {refused} {restarts}");
 }
 
 fn books(node: &KubeletNode<'_>, machine: &KubeletMachine, seed: u64) {

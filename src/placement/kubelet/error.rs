@@ -30,8 +30,14 @@ pub enum TakeError {
         /// CPUs of a core, on average.
         cpus_per_core: usize,
     },
-    /// Enough CPUs are available, but no choice of the rule adds up to the number asked for (its "accounting error" and
-    /// "failed to allocate cpus"; where the kubelet would never return or hand out CPUs that are not available).
+    /// What the chosen nodes gave is not what was asked for (its "accounting error").
+    #[error("the CPUs of the chosen nodes do not add up: {missing} missing")]
+    Accounting {
+        /// CPUs that are missing; below 0 when too many were given.
+        missing: i64,
+    },
+    /// Enough CPUs are available, but no choice of the rule adds up to the number asked for (where the
+    /// kubelet would never return, or hand out CPUs that are not available).
     #[error("{requested} CPUs requested, {available} available, and they do not add up")]
     Unaccounted {
         /// CPUs asked for.
@@ -39,4 +45,14 @@ pub enum TakeError {
         /// CPUs that could be taken.
         available: usize,
     },
+}
+
+impl TakeError {
+    /// The kubelet counts CPUs as available that the machine does not have.
+    pub(super) fn with_available(self, all: usize) -> Self {
+        match self {
+            Self::NotEnough { requested, .. } => Self::NotEnough { requested, available: all },
+            other => other,
+        }
+    }
 }

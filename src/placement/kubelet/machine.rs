@@ -6,6 +6,7 @@
 //! [`KubeletMachine`] indexes both, so that nothing is searched for when CPUs are chosen.
 //! Invariants: places of groups ascend with their numbers; each CPU is in one group of each kind.
 
+use super::mask::Mask;
 use crate::{
     cpuset::{CpuId, CpuSet},
     nodeset::{NodeId, NodeSet},
@@ -148,21 +149,65 @@ fn number(groups: &[Group], numbers: &[i64], leader: CpuId) -> i64 {
 /// CPUs with one number each, by it.
 #[derive(Debug, Clone)]
 pub(super) struct Groups {
-    pub(super) ids: Vec<i64>,
-    pub(super) cpus: Vec<CpuSet>,
+    ids: Vec<i64>,
+    cpus: Vec<CpuSet>,
+    /// The same as `cpus`.
+    pub(super) masks: Vec<Mask>,
 }
 
 impl Groups {
     fn new(labels: &Labels, of: fn(&Label) -> i64) -> Self {
         let ids = sorted(labels.0.iter().map(of));
-        let mut cpus = vec![CpuSet::new(); ids.len()];
+        let mut members: Vec<Vec<CpuId>> = vec![Vec::new(); ids.len()];
         for label in &labels.0 {
             if let Ok(at) = ids.binary_search(&of(label)) {
-                cpus[at].insert(label.cpu);
+                members[at].push(label.cpu);
             }
         }
-        Self { ids, cpus }
+        let cpus: Vec<CpuSet> = members.into_iter().map(|cpus| cpus.into_iter().collect()).collect();
+        let masks = cpus.iter().map(Mask::of).collect();
+        Self { ids, cpus, masks }
     }
+
+    /// By place in this, the places of `others` of which a CPU is in it, ascending.
+    fn touching(&self, others: &Self) -> Vec<Vec<Part>> {
+        let of = |cpus: &CpuSet| {
+            let parts = others.cpus.iter().enumerate().map(|(at, other)| (at, other.intersection(cpus)));
+            let parts = parts.filter(|(_, shared)| !shared.is_empty());
+            parts.map(|(at, shared)| Part { at, shared: Mask::of(&shared) }).collect()
+        };
+        self.cpus.iter().map(of).collect()
+    }
+}
+
+/// A group that lies at least in part in another.
+#[derive(Debug, Clone)]
+pub(super) struct Part {
+    /// Its place.
+    pub(super) at: usize,
+    /// The CPUs that are in both.
+    pub(super) shared: Mask,
+}
+
+/// What is where: places of one kind by places of another.
+#[derive(Debug, Clone)]
+pub(super) struct Inside {
+    pub(super) nodes_of_socket: Vec<Vec<Part>>,
+    pub(super) sockets_of_node: Vec<Vec<Part>>,
+    pub(super) uncores_of_node: Vec<Vec<Part>>,
+    /// Places of cores, ascending.
+    pub(super) cores_of_socket: Vec<Vec<u32>>,
+    pub(super) cores_of_node: Vec<Vec<u32>>,
+    pub(super) cores_of_uncore: Vec<Vec<u32>>,
+}
+
+/// The places of a CPU's groups.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Place {
+    pub(super) core: u32,
+    pub(super) socket: u32,
+    pub(super) node: u32,
+    pub(super) uncore: u32,
 }
 
 /// The machine as the kubelet sees it. Built once, used for every choice.
@@ -174,6 +219,16 @@ pub struct KubeletMachine {
     pub(super) sockets: Groups,
     pub(super) nodes: Groups,
     pub(super) uncores: Groups,
+    pub(super) inside: Inside,
+    /// By CPU number; numbers that are no CPU hold nothing of use.
+    pub(super) places: Vec<Place>,
+    /// The CPUs of core `c` are `threads[first_thread[c]..first_thread[c + 1]]`, ascending.
+    threads: Vec<u32>,
+    first_thread: Vec<usize>,
+    /// The most CPUs that a core has.
+    pub(super) most_threads: usize,
+    /// The fewest.
+    pub(super) least_threads: usize,
 }
 
 impl KubeletMachine {
@@ -194,14 +249,69 @@ impl KubeletMachine {
     /// With the numbers of every group given.
     #[must_use]
     pub fn labelled(labels: &Labels, counts: KubeletCounts) -> Self {
+        let cores = Groups::new(labels, |l| l.core);
+        let sockets = Groups::new(labels, |l| l.socket);
+        let nodes = Groups::new(labels, |l| i64::from(l.node.0));
+        let uncores = Groups::new(labels, |l| l.uncore);
+
+        let cpus: CpuSet = labels.0.iter().map(|l| l.cpu).collect();
+        let mut places = vec![Place::default(); cpus.last().map_or(0, |c| c.0 as usize + 1)];
+        let mut cores_of = [&sockets, &nodes, &uncores].map(|g| vec![Vec::new(); g.ids.len()]);
+        for (at, core) in (0_u32..).zip(&cores.cpus) {
+            for cpu in core.iter() {
+                places[cpu.0 as usize].core = at;
+            }
+        }
+        for (of, groups) in [&sockets, &nodes, &uncores].into_iter().enumerate() {
+            for (at, group) in (0_u32..).zip(&groups.cpus) {
+                for cpu in group.iter() {
+                    let place = &mut places[cpu.0 as usize];
+                    *[&mut place.socket, &mut place.node, &mut place.uncore][of] = at;
+                    cores_of[of][at as usize].push(place.core);
+                }
+            }
+            for list in &mut cores_of[of] {
+                list.sort_unstable();
+                list.dedup();
+            }
+        }
+        let [cores_of_socket, cores_of_node, cores_of_uncore] = cores_of;
+        let inside = Inside {
+            nodes_of_socket: sockets.touching(&nodes),
+            sockets_of_node: nodes.touching(&sockets),
+            uncores_of_node: nodes.touching(&uncores),
+            cores_of_socket,
+            cores_of_node,
+            cores_of_uncore,
+        };
+        let mut threads = Vec::with_capacity(places.len());
+        let mut first_thread = vec![0];
+        for core in &cores.cpus {
+            threads.extend(core.iter().map(|c| c.0));
+            first_thread.push(threads.len());
+        }
+        let most_threads = cores.masks.iter().map(|m| m.len).max().unwrap_or(1);
+        let least_threads = cores.masks.iter().map(|m| m.len).min().unwrap_or(1);
         Self {
             counts,
-            cpus: labels.0.iter().map(|l| l.cpu).collect(),
-            cores: Groups::new(labels, |l| l.core),
-            sockets: Groups::new(labels, |l| l.socket),
-            nodes: Groups::new(labels, |l| i64::from(l.node.0)),
-            uncores: Groups::new(labels, |l| l.uncore),
+            cpus,
+            cores,
+            sockets,
+            nodes,
+            uncores,
+            inside,
+            places,
+            threads,
+            first_thread,
+            most_threads,
+            least_threads,
         }
+    }
+
+    /// The CPUs of the core at this place, ascending.
+    pub(super) fn threads(&self, core: u32) -> &[u32] {
+        let core = core as usize;
+        &self.threads[self.first_thread[core]..self.first_thread[core + 1]]
     }
 
     /// The counters it computes with.
