@@ -10,8 +10,9 @@
 //! Faults that are replayed: CPUs of init containers stay held until the pod goes; a refused pod keeps what it had taken
 //! until the next pass over stale state; a pod with resources of its own gets another set when it is readmitted, and
 //! nobody the first; the check of whole cores comes before "has its CPUs already"; what a container runs on is assumed
-//! and never read. Not replayed is what no rule says: CPUs that are not free are never handed out (an average that
-//! takes uneven cores for even ones), and no choice takes forever.
+//! and never read; averages take uneven cores for even ones and hand out reserved CPUs, or one CPU to two containers of a
+//! pod. Not replayed: CPUs of *another* pod are never handed out (the choice is then made again by what is true), and no
+//! choice takes forever.
 //! Nothing here decides for a live node.
 
 mod claim;

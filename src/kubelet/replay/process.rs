@@ -15,7 +15,7 @@ use crate::{
     hints::{self, Distances, TopologyHint},
     kubelet::{self, Containers, Exported, Machine, Setup},
     nodeset::NodeSet,
-    placement::kubelet::{KubeletMachine, StaticOptions, TakeError, allocate, allocate_as_it_is, check_smt, reserved, take},
+    placement::kubelet::{KubeletMachine, StaticOptions, TakeError, allocate, allocate_as_it_is, check_smt, take, take_as_it_is},
     pod::Pod,
     request::AlignmentPolicy,
 };
@@ -193,7 +193,7 @@ impl<'m> Process<'m> {
             Some(held) => held.clone(),
             None => {
                 let reusable = self.reusable(claim.uid);
-                let cpus = self.allocate(&reusable, affinity, want.cpus)?;
+                let cpus = self.allocate(claim.uid, &reusable, affinity, want.cpus)?;
                 self.sets.set(claim.uid, want.name, cpus.clone());
                 cpus
             }
@@ -208,12 +208,25 @@ impl<'m> Process<'m> {
     }
 
     /// CPUs out of the shared pool, and those to be reused. Where cores or sockets differ the kubelet's averages come to
-    /// CPUs that are not free. It is followed as long as nobody has them (reserved ones), since what comes after rests on
-    /// it; another owner's CPUs are never given away.
-    fn allocate(&mut self, reusable: &CpuSet, affinity: Option<&NodeSet>, n: usize) -> Result<CpuSet, TakeError> {
+    /// CPUs that are not free. It is followed as long as they are nobody else's (reserved, or of the same pod), since what
+    /// comes after rests on it; another pod's CPUs are never given away.
+    fn allocate(
+        &mut self,
+        uid: &str,
+        reusable: &CpuSet,
+        affinity: Option<&NodeSet>,
+        n: usize,
+    ) -> Result<CpuSet, TakeError> {
         let (machine, options, kept, pool) = (self.machine, self.config.options, &self.reserved, &self.sets.default);
+        let own = || {
+            let mut own = pool.union(reusable);
+            for cpus in self.sets.entries.get(uid).into_iter().flat_map(BTreeMap::values) {
+                own |= cpus;
+            }
+            own
+        };
         let cpus = match allocate_as_it_is(machine, options, kept, pool, reusable, affinity, n)? {
-            Some(cpus) if cpus.is_subset(&pool.union(reusable)) => cpus,
+            Some(cpus) if cpus.is_subset(pool) || cpus.is_subset(&own()) => cpus,
             _ => allocate(machine, options, kept, pool, reusable, affinity, n)?,
         };
         self.sets.default -= &cpus;
@@ -228,7 +241,7 @@ impl<'m> Process<'m> {
         }
         claim.division.clone()?;
         self.check_cores(claim.total)?;
-        let all = self.allocate(&CpuSet::new(), affinity, claim.total)?;
+        let all = self.allocate(claim.uid, &CpuSet::new(), affinity, claim.total)?;
         self.sets.pods.insert(claim.uid.into(), all.clone());
         // A failure from here on leaves the pod's set behind without a container.
         let parts = self.split(claim, &all)?;
@@ -240,7 +253,11 @@ impl<'m> Process<'m> {
 
     /// Each container's part of its pod's set, in order.
     fn split(&self, claim: &Claim<'_>, all: &CpuSet) -> Result<Vec<CpuSet>, TakeError> {
-        let part = |from: &CpuSet, n| take(self.machine, self.config.options, from, n);
+        // As with all CPUs: what averages come to is followed inside of the pod's set.
+        let part = |from: &CpuSet, n| match take_as_it_is(self.machine, self.config.options, from, n)? {
+            Some(cpus) if cpus.is_subset(all) => Ok(cpus),
+            _ => take(self.machine, self.config.options, from, n),
+        };
         let mut parts: Vec<Option<CpuSet>> = Vec::with_capacity(claim.containers.len());
         // What is left by all that last; init containers end, so theirs is free again.
         let mut rest = all.clone();
@@ -301,8 +318,16 @@ fn check(machine: &KubeletMachine, config: &Config) -> Result<(), BootError> {
 fn reserve(machine: &KubeletMachine, config: &Config) -> Result<CpuSet, BootError> {
     match &config.reserved {
         Reservation::Count(0) => Err(BootError::NothingReserved),
-        Reservation::Count(count) => reserved(machine, config.options, *count)
-            .map_err(|source| BootError::Reserve { count: *count, source }),
+        Reservation::Count(count) => {
+            let (requested, available) = (*count, machine.cpus().len());
+            match take_as_it_is(machine, config.options, machine.cpus(), *count) {
+                Ok(Some(cpus)) if cpus.len() == *count => Ok(cpus),
+                // The kubelet counts, and refuses another number.
+                Ok(_) => Err(TakeError::Unaccounted { requested, available }),
+                Err(source) => Err(source),
+            }
+            .map_err(|source| BootError::Reserve { count: *count, source })
+        }
         Reservation::Cpus(cpus) if cpus.is_empty() => Err(BootError::NothingReserved),
         Reservation::Cpus(cpus) => {
             let unknown = cpus.difference(machine.cpus());

@@ -67,7 +67,22 @@ pub fn allocate_as_it_is(
     n: usize,
 ) -> Result<Option<CpuSet>, TakeError> {
     let (pool, aligned) = to_allocate_from(machine, options, reserved, shared, reusable, affinity);
-    match allocate_by(machine, options, Rule::Averages, &pool, aligned.as_ref(), n) {
+    as_it_is(allocate_by(machine, options, Rule::Averages, &pool, aligned.as_ref(), n))
+}
+
+/// [`take`] with nothing put right, as [`allocate_as_it_is`].
+pub fn take_as_it_is(
+    machine: &KubeletMachine,
+    options: StaticOptions,
+    available: &CpuSet,
+    n: usize,
+) -> Result<Option<CpuSet>, TakeError> {
+    let pool = Pool::new(machine.cpus(), available);
+    as_it_is(choose(machine, options, Rule::Averages, &pool, n))
+}
+
+fn as_it_is(choice: Result<Pool, Fault>) -> Result<Option<CpuSet>, TakeError> {
+    match choice {
         Ok(cpus) => Ok(Some(cpus.set())),
         Err(Fault::Refused(error)) => Err(error),
         Err(Fault::Endless) => Ok(None),
