@@ -63,6 +63,17 @@ pub fn place(
     Err(Box::new(search.refusal(kind, &now)))
 }
 
+/// Why a request is refused, by a strategy that found that out for itself; `free` is allocatable and online.
+pub(super) fn refusal(
+    topology: &CpuTopology,
+    allocatable: &CpuSet,
+    free: &CpuSet,
+    request: &Request,
+    kind: RefusalKind,
+) -> Refusal {
+    Search::new(topology, allocatable, free, request).refusal(kind, &Inventory::new(topology, free))
+}
+
 /// A request on a machine.
 struct Search<'a> {
     topology: &'a CpuTopology,

@@ -1,7 +1,7 @@
 //! Request + topology + what is free -> CPUs, with the reason; or a refusal that says what would fit.
 //!
-//! One file per strategy ([`aligned`] so far), all over one way of counting what is free (`inventory`). A strategy is
-//! a pure function: the same sets give the same CPUs, whatever order anything was read in.
+//! [`aligned`] is the strategy `best`, over one way of counting what is free (`inventory`); [`kubelet`] decides as the
+//! kubelet does. A strategy is a pure function: the same sets give the same CPUs, whatever order anything was read in.
 
 pub mod aligned;
 mod fill;

@@ -27,8 +27,8 @@ use std::{
     time::Duration,
 };
 use truepin::{
-    CpuSet,
-    placement::kubelet::{KubeletMachine, StaticOptions, take},
+    CpuId, CpuSet, NodeId,
+    placement::kubelet::{KubeletMachine, Label, Labels, StaticOptions, take},
 };
 
 struct Counting;
@@ -127,6 +127,20 @@ fn time(ns: f64) -> String {
     format!("{:.1} {unit}", ns / scale)
 }
 
+/// Two sockets; cores of two threads side by side.
+fn many_nodes(nodes: u32) -> KubeletMachine {
+    let label = |cpu: u32| Label {
+        cpu: CpuId(cpu),
+        core: i64::from(cpu / 2),
+        socket: i64::from(cpu / 16 / (nodes / 2)),
+        node: NodeId(cpu / 16),
+        uncore: i64::from(cpu / 8),
+    };
+    let labels = Labels::new((0..nodes * 16).map(label).collect());
+    let counts = labels.counts();
+    KubeletMachine::labelled(&labels, counts)
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let part = env::args().nth(1).unwrap_or_default();
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -174,6 +188,28 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("\nleast ratio of each kind");
     for (kind, (ratio, id)) in worst {
         println!("{kind:<30} {ratio:>10.0}x  {id}");
+    }
+
+    println!("\nmore nodes, each with another number of its 16 CPUs taken; half of what is free");
+    for nodes in [8, 16, 32, 48, 64] {
+        let machine = many_nodes(nodes);
+        let available: CpuSet =
+            machine.cpus().iter().filter(|cpu| cpu.0 % 16 >= cpu.0 / 16 * 7 % 13).collect();
+        for names in [
+            vec![],
+            vec!["distribute-cpus-across-numa"],
+            vec!["distribute-cpus-across-numa", "full-pcpus-only"],
+        ] {
+            let options = StaticOptions::parse(names)?;
+            let n = available.len() / 2 / 2 * 2;
+            let (ns, allocations) =
+                cost(&|| drop(black_box(take(&machine, options, black_box(&available), n))))?;
+            println!(
+                "{nodes:>3} nodes, {n:>3} of {:>3}: {:>10} {allocations:>8} allocations  {options}",
+                available.len(),
+                time(ns)
+            );
+        }
     }
 
     println!("\nindex of a machine, once per start");

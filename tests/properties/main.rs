@@ -1,5 +1,6 @@
 //! Properties of the core on random input.
 
+mod kubelet;
 mod machines;
 mod placement;
 mod topology;

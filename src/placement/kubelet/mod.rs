@@ -13,10 +13,14 @@ mod machine;
 mod mask;
 mod options;
 mod packed;
+mod place;
+#[cfg(test)]
+mod tests;
 
 pub use error::TakeError;
 pub use machine::{KubeletCounts, KubeletMachine, Label, Labels};
 pub use options::{OptionsError, StaticOptions};
+pub use place::place;
 
 use crate::{cpuset::CpuSet, nodeset::NodeSet};
 use distributed::Fault;

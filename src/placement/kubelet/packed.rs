@@ -63,14 +63,12 @@ pub(super) fn packed(
     n: usize,
 ) -> Result<Pool, TakeError> {
     let whole = manner.rule == Rule::True { whole: true };
-    let free = if whole { whole_cores(machine, free) } else { free.clone() };
     let available = free.len();
+    let needed = isize::try_from(n).unwrap_or(isize::MAX);
     if n > available {
         return Err(TakeError::NotEnough { requested: n, available });
     }
-    let Ok(needed) = isize::try_from(n) else {
-        return Err(TakeError::NotEnough { requested: n, available });
-    };
+    let free = if whole { whole_cores(machine, free) } else { free.clone() };
     let mut choice = Choice { machine, manner, taken: free.none(), free, needed, mixed: false };
     if whole {
         let sizes = choice.core_sizes(None);
