@@ -6,7 +6,11 @@
 //! A [`Demand`] is that shape as plain data, by place of a node in its list; everything else follows from it.
 //! Invariant: whatever will do also does with more nodes of the list; [`super::search`] rests on it.
 
-use super::{Hints, Opinion};
+use super::{
+    Hints, Opinion,
+    limits::{Limits, Outside},
+    search::{self, Problem},
+};
 use crate::nodeset::{NodeId, NodeSet};
 
 /// What one resource needs, and what each node has.
@@ -111,31 +115,70 @@ impl Demand {
         at.len() == size || self.sockets.as_ref().is_some_and(|s| s.touched(at) == s.fewest(size))
     }
 
+    /// One that nothing can satisfy: what was allocated is not what is asked for.
+    #[must_use]
+    pub fn impossible() -> Self {
+        let row = Row { need: 1, ..Row::default() };
+        Self { nodes: Vec::new(), rows: vec![row], must: Vec::new(), sockets: None }
+    }
+
     /// The fewest nodes that would have enough if all were free; all of them where none have.
     pub(super) fn preferred_size(&self) -> usize {
         let empty = |row: &Row| Row {
-            free: row.total.clone(),
+            need: row.need,
             held: 0,
+            free: row.total.clone(),
+            total: Vec::new(),
             spread: row.spread.iter().map(|s| Spread { free: s.total, ..s.clone() }).collect(),
-            ..row.clone()
         };
         let machine = Self {
+            nodes: self.nodes.clone(),
             rows: self.rows.iter().map(empty).collect(),
             must: Vec::new(),
             sockets: None,
-            nodes: self.nodes.clone(),
         };
         machine.fewest().unwrap_or(self.nodes.len())
     }
 
     /// The fewest nodes that will do; `None` if none do.
     pub(super) fn fewest(&self) -> Option<usize> {
-        let mut sets = super::list::Subsets::new(self.nodes.len());
-        while let Some(at) = sets.next() {
-            if self.will_do(at) {
-                return Some(at.len());
+        let n = self.nodes.len();
+        let places: Vec<usize> = (0..n).collect();
+        if !self.will_do(&places) {
+            return None;
+        }
+        let least = self.rows.iter().map(|row| self.fewest_of(row)).max().unwrap_or(1);
+        let plain = |row: &Row| row.spread.is_empty();
+        if self.rows.len() == 1 && self.rows.iter().all(plain) && self.must.iter().all(|m| m.len() == 1) {
+            return Some(least);
+        }
+        let limits = Limits::new(&[self], &self.nodes, Outside::Every)?;
+        let one = |size| Problem { n, size, limits: &limits, sockets: Vec::new(), distances: None };
+        (least..=n).find(|size| search::best(&one(*size)).set.is_some())
+    }
+
+    /// The fewest nodes that will do for one kind, if everything that is near several nodes were near all: exact where
+    /// nothing is. Nodes that must be in are; of the rest those with most.
+    fn fewest_of(&self, row: &Row) -> usize {
+        let must = |place: usize| self.must.iter().any(|m| m.as_slice() == [place]);
+        let (mut size, mut sum) = (0, row.held);
+        let mut rest = Vec::with_capacity(row.free.len());
+        for (place, free) in row.free.iter().enumerate() {
+            if must(place) {
+                size += 1;
+                sum = sum.saturating_add(*free);
+            } else {
+                rest.push(*free);
             }
         }
-        None
+        sum = row.spread.iter().fold(sum, |sum, s| sum.saturating_add(s.free));
+        rest.sort_unstable_by(|a, b| b.cmp(a));
+        let mut rest = rest.into_iter();
+        while sum < row.need {
+            let Some(free) = rest.next() else { break };
+            size += 1;
+            sum = sum.saturating_add(free);
+        }
+        size.max(1)
     }
 }

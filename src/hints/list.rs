@@ -69,7 +69,7 @@ impl Iterator for Hints<'_> {
                 continue;
             }
             let affinity = match &self.bits {
-                Some(bits) => NodeSet::from_word(at.iter().fold(0, |word, place| word | bits[*place])),
+                Some(bits) => NodeSet::from_words(&[at.iter().fold(0, |word, place| word | bits[*place])]),
                 None => at.iter().map(|place| self.demand.nodes[*place]).collect(),
             };
             let preferred = self.demand.prefers(at, self.preferred_size);

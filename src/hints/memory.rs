@@ -24,9 +24,12 @@ pub struct NodeMemory {
 
 impl Demand {
     /// So many bytes of each kind. Each kind comes with the nodes that have some of it; a node that is named for one kind
-    /// and not for another has none of the other.
+    /// and not for another has none of the other. `None` if no kind is asked for.
     #[must_use]
-    pub fn memory(kinds: &[(u64, &[NodeMemory])]) -> Self {
+    pub fn memory(kinds: &[(u64, &[NodeMemory])]) -> Option<Self> {
+        if kinds.is_empty() {
+            return None;
+        }
         let mut nodes: Vec<NodeId> = kinds.iter().flat_map(|(_, list)| list.iter().map(|m| m.node)).collect();
         nodes.sort_unstable();
         nodes.dedup();
@@ -38,6 +41,6 @@ impl Demand {
             Row { need: *need, free: by_node(|m| m.free), total: by_node(|m| m.total), ..Row::default() }
         };
         let rows = kinds.iter().map(row).collect();
-        Self { nodes, rows, must: Vec::new(), sockets: None }
+        Some(Self { nodes, rows, must: Vec::new(), sockets: None })
     }
 }

@@ -16,10 +16,13 @@ mod cpu;
 mod demand;
 mod devices;
 mod distances;
+mod limits;
 mod list;
 mod memory;
 mod merge;
 pub mod pods;
+mod search;
+mod winner;
 
 pub use cpu::{allocated_hints, cpu_hints};
 pub use demand::Demand;
@@ -28,6 +31,7 @@ pub use distances::Distances;
 pub use list::Hints;
 pub use memory::NodeMemory;
 pub use merge::merge;
+pub use winner::{Winner, winner};
 
 use crate::nodeset::NodeSet;
 use serde::Serialize;

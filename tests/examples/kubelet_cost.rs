@@ -8,6 +8,8 @@
 // A global allocator cannot be had otherwise.
 #![allow(unsafe_code, reason = "counts allocations, and passes every call on as it came")]
 
+#[path = "kubelet_cost/hints.rs"]
+mod hints;
 #[path = "../conformance/machines.rs"]
 #[allow(dead_code, reason = "the other kinds use the rest")]
 mod machines;
@@ -61,6 +63,8 @@ type Call<'a> = Box<dyn Fn() + 'a>;
 fn call<'a>(row: &Value, machine: &'a Machine) -> Result<Option<Call<'a>>, Box<dyn Error>> {
     Ok(match row["op"].as_str() {
         Some("take") => Some(take_call(row, machine)?),
+        Some("hints") => Some(hints::list(row, machine)?),
+        Some("merge") => Some(hints::merge_of_lists(row, machine)?),
         _ => None,
     })
 }
@@ -154,14 +158,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         "row", "recorded", "ours", "ratio", "allocations", "ours"
     );
     let mut worst: BTreeMap<String, (f64, String)> = BTreeMap::new();
-    for row in records(&vectors.join("bench.jsonl"))? {
+    let rows = records(&vectors.join("bench.jsonl"))?;
+    for row in &rows {
         let id = row["id"].as_str().ok_or("a row without id")?;
         if !id.contains(&part) {
             continue;
         }
         let name = row["t"].as_str().ok_or("a row without machine")?;
         let machine = machines.get(name).ok_or_else(|| format!("{id}: no machine {name}"))?;
-        let Some(call) = call(&row, machine).map_err(|e| format!("{id}: {e}"))? else { continue };
+        let Some(call) = call(row, machine).map_err(|e| format!("{id}: {e}"))? else { continue };
         let (ours, allocations) = cost(&call)?;
         // What did not end in time took at least so long.
         let (recorded, least) = match (row["cpu_ns_op"].as_f64(), row["timeout_s"].as_f64()) {
@@ -185,6 +190,21 @@ fn main() -> Result<(), Box<dyn Error>> {
             *worst = (ratio, id.to_owned());
         }
     }
+    println!("\nrequest to winning hint: the kubelet's two steps recorded, here one");
+    for (id, recorded, call) in hints::winners_of_rows(&rows, &machines, &part)? {
+        let (ours, allocations) = cost(&call)?;
+        let (recorded, ratio) = match recorded {
+            Some(ns) => (time(ns), format!("{:.0}x", ns / ours)),
+            None => ("-".into(), "-".into()),
+        };
+        println!("{id:<56} {recorded:>10} {:>10} {ratio:>10} {allocations:>8}", time(ours));
+    }
+    println!("\nrequest to winning hint on machines that the kubelet cannot have");
+    for (id, call) in hints::large(&part)? {
+        let (ours, allocations) = cost(&call)?;
+        println!("{id:<76} {:>10} {allocations:>8}", time(ours));
+    }
+
     println!("\nleast ratio of each kind");
     for (kind, (ratio, id)) in worst {
         println!("{kind:<30} {ratio:>10.0}x  {id}");

@@ -70,6 +70,8 @@ pub struct Admission {
     pub hints: Vec<(String, TopologyHint)>,
     /// Whether the pod is let in.
     pub outcome: Result<(), Rejection>,
+    /// False if the search for an affinity was cut short ([`crate::hints::Winner::exact`]): the kubelet's may be another.
+    pub exact: bool,
 }
 
 /// A container that was created.

@@ -77,26 +77,26 @@ impl<'m> Process<'m> {
     /// Asks for a pod's place.
     pub(super) fn admit(&mut self, pod: &Pod) -> Admission {
         let claim = Claim::of(pod, self.config.pod_level);
-        let mut hints = Vec::new();
+        let (mut hints, mut exact) = (Vec::new(), true);
         let outcome = match (self.config.policy, self.config.scope) {
             (AlignmentPolicy::None, _) => claim.containers.iter().try_for_each(|c| self.give(&claim, c, None)),
-            (_, Scope::Container) => self.by_container(&claim, &mut hints),
-            (_, Scope::Pod) => self.by_pod(&claim, &mut hints),
+            (_, Scope::Container) => self.by_container(&claim, &mut hints, &mut exact),
+            (_, Scope::Pod) => self.by_pod(&claim, &mut hints, &mut exact),
         };
-        Admission { hints, outcome }
+        Admission { hints, outcome, exact }
     }
 
-    fn by_container(&mut self, claim: &Claim<'_>, hints: &mut Hints) -> Result<(), Rejection> {
+    fn by_container(&mut self, claim: &Claim<'_>, hints: &mut Hints, exact: &mut bool) -> Result<(), Rejection> {
         for want in &claim.containers {
-            let hint = self.merge(self.container_ask(claim, want))?;
+            let hint = self.merge(self.container_ask(claim, want), exact)?;
             hints.push((want.name.into(), hint.clone()));
             self.give(claim, want, hint.affinity.as_ref())?;
         }
         Ok(())
     }
 
-    fn by_pod(&mut self, claim: &Claim<'_>, hints: &mut Hints) -> Result<(), Rejection> {
-        let hint = self.merge(self.pod_ask(claim))?;
+    fn by_pod(&mut self, claim: &Claim<'_>, hints: &mut Hints, exact: &mut bool) -> Result<(), Rejection> {
+        let hint = self.merge(self.pod_ask(claim), exact)?;
         if claim.pod_level {
             hints.extend(claim.containers.iter().map(|c| (c.name.into(), hint.clone())));
             return self.give_pod(claim, hint.affinity.as_ref());
@@ -108,11 +108,12 @@ impl<'m> Process<'m> {
         Ok(())
     }
 
-    fn merge(&self, ask: Ask) -> Result<TopologyHint, Rejection> {
+    fn merge(&self, ask: Ask, exact: &mut bool) -> Result<TopologyHint, Rejection> {
         let closest = self.config.prefer_closest.then_some(self.distances);
         let nodes: NodeSet = self.machine.nodes().map(|(id, _)| id).collect();
-        let opinions: Vec<_> = ask.iter().map(hints::Demand::opinion).collect();
-        let merged = hints::merge(self.config.policy, &nodes, &opinions, closest);
+        let asks: Vec<_> = ask.iter().collect();
+        let hints::Winner { merged, exact: found } = hints::winner(self.config.policy, &nodes, &asks, closest);
+        *exact &= found;
         if !merged.admit {
             return Err(Rejection::Affinity);
         }

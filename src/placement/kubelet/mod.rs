@@ -12,6 +12,7 @@ mod error;
 mod machine;
 mod mask;
 mod options;
+mod overwritten;
 mod packed;
 mod place;
 #[cfg(test)]
@@ -60,7 +61,8 @@ pub fn allocate(
 }
 
 /// The same with nothing put right: what the kubelet hands out, free or not and of whatever number, where cores or sockets
-/// differ; `None` where it never returns. For those who replay a kubelet and look at the result before they use it.
+/// differ, and from nodes that it did not mean to take; `None` where it never returns. For those who replay a kubelet and
+/// look at the result before they use it.
 pub fn allocate_as_it_is(
     machine: &KubeletMachine,
     options: StaticOptions,
@@ -71,7 +73,7 @@ pub fn allocate_as_it_is(
     n: usize,
 ) -> Result<Option<CpuSet>, TakeError> {
     let (pool, aligned) = to_allocate_from(machine, options, reserved, shared, reusable, affinity);
-    as_it_is(allocate_by(machine, options, Rule::Averages, &pool, aligned.as_ref(), n))
+    as_it_is(allocate_by(machine, options, Rule::AsItIs, &pool, aligned.as_ref(), n))
 }
 
 /// [`take`] with nothing put right, as [`allocate_as_it_is`].
@@ -82,7 +84,7 @@ pub fn take_as_it_is(
     n: usize,
 ) -> Result<Option<CpuSet>, TakeError> {
     let pool = Pool::new(machine.cpus(), available);
-    as_it_is(choose(machine, options, Rule::Averages, &pool, n))
+    as_it_is(choose(machine, options, Rule::AsItIs, &pool, n))
 }
 
 fn as_it_is(choice: Result<Pool, Fault>) -> Result<Option<CpuSet>, TakeError> {
