@@ -2,7 +2,7 @@
 //!
 //! Compared after every step: the sets, the answer and its reason, the noted affinities, what was created and written;
 //! at the end the bytes of the checkpoint. Where the recorded kubelet gave one CPU to two owners (`unsafe`), the replay
-//! goes its own way: it is accepted if it never does.
+//! goes its own way from there on: it is accepted if it is equal until then, and never does so itself.
 
 use crate::{
     Mismatch, Tally,
@@ -67,7 +67,8 @@ impl Difference {
 
 fn distances(machine: &Value) -> Distances {
     let row = |(node, row): (&String, &Value)| {
-        let row = row.as_array()?.iter().map(|d| d.as_u64()?.try_into().ok()).collect::<Option<Vec<u32>>>()?;
+        let row =
+            row.as_array()?.iter().map(|d| d.as_u64()?.try_into().ok()).collect::<Option<Vec<u32>>>()?;
         Some((NodeId(node.parse().ok()?), row))
     };
     Distances::new(machine["dist"].as_object().into_iter().flatten().filter_map(row))
@@ -164,7 +165,9 @@ fn equal(record: &Value, machine: &Machine, distances: &Distances) -> Result<(),
                 }
             }
             (_, Some(running)) => self::step(running, op, step, &mut ids)?,
-            (_, None) => return Err(Difference::new(format!("step {at}"), &"a node that has booted", &"none")),
+            (_, None) => {
+                return Err(Difference::new(format!("step {at}"), &"a node that has booted", &"none"));
+            }
         };
         let name = |field: &str| format!("step {at}, {op} {}: {field}", uid(step));
         for (field, got) in got.as_object().into_iter().flatten() {
@@ -254,49 +257,71 @@ fn sets(node: &KubeletNode<'_>) -> Map<String, Value> {
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// Whether the replay of the same events never gives one CPU to two owners. What is let in may differ from the record,
-/// so an event for a pod that is not there is left out, and after a restart every pod is readmitted.
+/// Whether the replay of the same events never gives one CPU to two owners, and is equal as long as the recorded one does
+/// not. What is let in may differ then, so an event for a pod that is not there is left out, and after a restart every
+/// pod is readmitted.
 fn safe(record: &Value, machine: &Machine, distances: &Distances) -> Result<(), Difference> {
     let mut config = config(record)?;
     let booted = KubeletNode::boot(&machine.kubelet, distances, config.clone(), None);
     let mut node = booted.map_err(|e| Difference::new("boot", &"a start", &e))?;
-    let mut admitted = 0;
-    let mut ids = 0;
+    let (mut same, mut ids) = (true, 0);
     for (at, step) in steps(record) {
         let op = step["op"].as_str().unwrap_or_default();
         match op {
-            "boot" | "readmit" => {}
+            "boot" => {}
+            "readmit" if !same => {}
             "restart" => {
                 config = changed(&config, step)?;
                 if node.restart(config.clone()).is_err() {
                     break;
                 }
                 let uids: Vec<String> = node.active().iter().map(|p| p.uid.clone()).collect();
-                for uid in uids {
-                    node.readmit(&uid).map_err(|e| Difference::new(format!("step {at}"), &"readmitted", &e))?;
-                    alone(&node).map_err(|(expected, got)| Difference::new(format!("step {at}"), &expected, &got))?;
+                for uid in uids.iter().filter(|_| !same) {
+                    node.readmit(uid)
+                        .map_err(|e| Difference::new(format!("step {at}"), &"readmitted", &e))?;
+                    alone(&node, &format!("step {at}"))?;
                 }
             }
-            "admit" => {
-                let pod = pod(step)?;
-                admitted += usize::from(node.admit(pod).outcome.is_ok());
-            }
-            _ if op == "reconcile" || node.active().iter().any(|p| p.uid == uid(step)) => {
+            _ if ["admit", "reconcile"].contains(&op) || node.active().iter().any(|p| p.uid == uid(step)) => {
                 self::step(&mut node, op, step, &mut ids)?;
             }
             _ => {}
         }
-        alone(&node).map_err(|(expected, got)| Difference::new(format!("step {at}, {op}"), &expected, &got))?;
-    }
-    // A replay that lets nobody in is safe and worthless.
-    if admitted == 0 {
-        return Err(Difference::new("pods let in", &"some", &0));
+        alone(&node, &format!("step {at}, {op}"))?;
+        let equal = sets(&node)
+            .iter()
+            .try_for_each(|(field, got)| differ(&format!("step {at}, {op}: {field}"), &step[field], got));
+        if let (true, Err(difference)) = (same, equal) {
+            if shared_by_pods(&step["as"]).map_err(|why| Difference::unreadable("as", &why))?.is_empty() {
+                return Err(difference);
+            }
+            same = false;
+        }
     }
     Ok(())
 }
 
+/// CPUs that are in the sets of two pods of a record.
+fn shared_by_pods(entries: &Value) -> Result<CpuSet, String> {
+    let (mut all, mut twice) = (CpuSet::new(), CpuSet::new());
+    for containers in entries.as_object().into_iter().flatten().map(|(_, containers)| containers) {
+        let mut pod = CpuSet::new();
+        for list in containers.as_object().into_iter().flatten().filter_map(|(_, list)| list.as_str()) {
+            pod |= &list.parse().map_err(|e| format!("{list:?}: {e}"))?;
+        }
+        twice |= &all.intersection(&pod);
+        all |= &pod;
+    }
+    Ok(twice)
+}
+
 /// No CPU of one pod is another's or in the shared pool, none of a container that lasts is another's that lasts.
-fn alone(node: &KubeletNode<'_>) -> Result<(), (String, String)> {
+fn alone(node: &KubeletNode<'_>, at: &str) -> Result<(), Difference> {
+    let free = |taken: &CpuSet, cpus: &CpuSet, who: &str| {
+        let both = taken.intersection(cpus);
+        let got = format!("{who} has {both}, which another has");
+        if both.is_empty() { Ok(()) } else { Err(Difference::new(at, &"no CPU with two owners", &got)) }
+    };
     let sets = node.sets();
     let mut taken = sets.default.clone();
     for (uid, containers) in &sets.entries {
@@ -314,13 +339,4 @@ fn alone(node: &KubeletNode<'_>) -> Result<(), (String, String)> {
         taken |= &all;
     }
     Ok(())
-}
-
-fn free(taken: &CpuSet, cpus: &CpuSet, who: &str) -> Result<(), (String, String)> {
-    let both = taken.intersection(cpus);
-    if both.is_empty() {
-        Ok(())
-    } else {
-        Err(("no CPU with two owners".into(), format!("{who} has {both}, which another has")))
-    }
 }

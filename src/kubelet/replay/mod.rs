@@ -56,7 +56,9 @@ impl Rejection {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Affinity => "TopologyAffinityError",
-            Self::Take(TakeError::SmtAlignment { .. } | TakeError::NotEnoughPhysical { .. }) => "SMTAlignmentError",
+            Self::Take(TakeError::SmtAlignment { .. } | TakeError::NotEnoughPhysical { .. }) => {
+                "SMTAlignmentError"
+            }
             Self::Take(_) => "UnexpectedAdmissionError",
             Self::EmptyPool(_) => "EmptyPodSharedPoolError",
         }
@@ -202,8 +204,7 @@ impl<'m> KubeletNode<'m> {
         self.remove_stale();
         let admission = self.process.admit(&self.active[at]);
         if admission.outcome.is_err() {
-            self.active.remove(at);
-            self.stale = true;
+            self.leave(at);
         }
         admission
     }
@@ -233,9 +234,14 @@ impl<'m> KubeletNode<'m> {
     /// A pod leaves. Nothing is freed yet.
     pub fn remove(&mut self, uid: &str) -> Result<(), NotActive> {
         let at = self.find(uid)?;
-        self.active.remove(at);
-        self.stale = true;
+        self.leave(at);
         Ok(())
+    }
+
+    fn leave(&mut self, at: usize) {
+        let pod = self.active.remove(at);
+        self.statuses.remove(&pod.uid);
+        self.stale = true;
     }
 
     /// The pass that frees what belongs to nobody active.
@@ -250,8 +256,10 @@ impl<'m> KubeletNode<'m> {
         let process = &self.process;
         let known = process.sets.entries.iter().chain(&process.applied);
         let all = known.flat_map(|(pod, names)| names.keys().map(move |name| (pod, name)));
-        let gone: Vec<(String, String)> =
-            all.filter(|(pod, name)| gone(pod, name)).map(|(pod, name)| (pod.clone(), name.clone())).collect();
+        let gone: Vec<(String, String)> = all
+            .filter(|(pod, name)| gone(pod, name))
+            .map(|(pod, name)| (pod.clone(), name.clone()))
+            .collect();
         for (pod, name) in gone {
             self.process.remove(&pod, &name);
         }
@@ -305,7 +313,8 @@ impl<'m> KubeletNode<'m> {
             names.iter().map(|(name, status)| (status.id.clone(), (pod.clone(), name.clone())))
         });
         let containers: Containers = containers.collect();
-        self.process = Process::boot(self.machine, self.distances, config, Some(file.as_bytes()), &containers)?;
+        self.process =
+            Process::boot(self.machine, self.distances, config, Some(file.as_bytes()), &containers)?;
         self.stale = true;
         Ok(())
     }

@@ -15,7 +15,9 @@ use crate::{
     hints::{self, Distances, TopologyHint},
     kubelet::{self, Containers, Exported, Machine, Setup},
     nodeset::NodeSet,
-    placement::kubelet::{KubeletMachine, StaticOptions, TakeError, allocate, allocate_as_it_is, check_smt, take, take_as_it_is},
+    placement::kubelet::{
+        KubeletMachine, StaticOptions, TakeError, allocate, allocate_as_it_is, check_smt, take, take_as_it_is,
+    },
     pod::Pod,
     request::AlignmentPolicy,
 };
@@ -79,14 +81,21 @@ impl<'m> Process<'m> {
         let claim = Claim::of(pod, self.config.pod_level);
         let (mut hints, mut exact) = (Vec::new(), true);
         let outcome = match (self.config.policy, self.config.scope) {
-            (AlignmentPolicy::None, _) => claim.containers.iter().try_for_each(|c| self.give(&claim, c, None)),
+            (AlignmentPolicy::None, _) => {
+                claim.containers.iter().try_for_each(|c| self.give(&claim, c, None))
+            }
             (_, Scope::Container) => self.by_container(&claim, &mut hints, &mut exact),
             (_, Scope::Pod) => self.by_pod(&claim, &mut hints, &mut exact),
         };
         Admission { hints, outcome, exact }
     }
 
-    fn by_container(&mut self, claim: &Claim<'_>, hints: &mut Hints, exact: &mut bool) -> Result<(), Rejection> {
+    fn by_container(
+        &mut self,
+        claim: &Claim<'_>,
+        hints: &mut Hints,
+        exact: &mut bool,
+    ) -> Result<(), Rejection> {
         for want in &claim.containers {
             let hint = self.merge(self.container_ask(claim, want), exact)?;
             hints.push((want.name.into(), hint.clone()));
@@ -112,7 +121,8 @@ impl<'m> Process<'m> {
         let closest = self.config.prefer_closest.then_some(self.distances);
         let nodes: NodeSet = self.machine.nodes().map(|(id, _)| id).collect();
         let asks: Vec<_> = ask.iter().collect();
-        let hints::Winner { merged, exact: found } = hints::winner(self.config.policy, &nodes, &asks, closest);
+        let hints::Winner { merged, exact: found } =
+            hints::winner(self.config.policy, &nodes, &asks, closest);
         *exact &= found;
         if !merged.admit {
             return Err(Rejection::Affinity);
@@ -185,7 +195,12 @@ impl<'m> Process<'m> {
 
     /// A container's CPUs. What it holds already is looked at after the check of cores, so that a running container
     /// can be refused.
-    fn give(&mut self, claim: &Claim<'_>, want: &Want<'_>, affinity: Option<&NodeSet>) -> Result<(), Rejection> {
+    fn give(
+        &mut self,
+        claim: &Claim<'_>,
+        want: &Want<'_>,
+        affinity: Option<&NodeSet>,
+    ) -> Result<(), Rejection> {
         if want.cpus == 0 {
             return Ok(());
         }
@@ -209,8 +224,8 @@ impl<'m> Process<'m> {
     }
 
     /// CPUs out of the shared pool, and those to be reused. Where cores or sockets differ the kubelet's averages come to
-    /// CPUs that are not free. It is followed as long as they are nobody else's (reserved, or of the same pod), since what
-    /// comes after rests on it; another pod's CPUs are never given away.
+    /// CPUs that are not free. It is followed as long as no other pod has them (reserved ones, or of the same pod), since
+    /// what comes after rests on it; another pod's CPUs are never given away.
     fn allocate(
         &mut self,
         uid: &str,
@@ -218,20 +233,22 @@ impl<'m> Process<'m> {
         affinity: Option<&NodeSet>,
         n: usize,
     ) -> Result<CpuSet, TakeError> {
-        let (machine, options, kept, pool) = (self.machine, self.config.options, &self.reserved, &self.sets.default);
-        let own = || {
-            let mut own = pool.union(reusable);
-            for cpus in self.sets.entries.get(uid).into_iter().flat_map(BTreeMap::values) {
-                own |= cpus;
-            }
-            own
-        };
+        let (machine, options, kept, pool) =
+            (self.machine, self.config.options, &self.reserved, &self.sets.default);
         let cpus = match allocate_as_it_is(machine, options, kept, pool, reusable, affinity, n)? {
-            Some(cpus) if cpus.is_subset(pool) || cpus.is_subset(&own()) => cpus,
+            Some(cpus) if cpus.is_subset(pool) || !self.is_anothers(uid, &cpus) => cpus,
             _ => allocate(machine, options, kept, pool, reusable, affinity, n)?,
         };
         self.sets.default -= &cpus;
         Ok(cpus)
+    }
+
+    /// Whether another pod has one of these.
+    fn is_anothers(&self, uid: &str, cpus: &CpuSet) -> bool {
+        let entries = self.sets.entries.iter().filter(|(pod, _)| *pod != uid);
+        let pods = self.sets.pods.iter().filter(|(pod, _)| *pod != uid);
+        let mut sets = entries.flat_map(|(_, sets)| sets.values()).chain(pods.map(|(_, set)| set));
+        sets.any(|set| !set.is_disjoint(cpus))
     }
 
     /// One set for the pod, and a part of it for each container. That the pod has one already is not looked at: a
@@ -254,9 +271,13 @@ impl<'m> Process<'m> {
 
     /// Each container's part of its pod's set, in order.
     fn split(&self, claim: &Claim<'_>, all: &CpuSet) -> Result<Vec<CpuSet>, TakeError> {
-        // As with all CPUs: what averages come to is followed inside of the pod's set.
+        // As above; and what is in the shared pool stays there.
+        let fits = |cpus: &CpuSet| {
+            let outside = cpus.difference(all);
+            outside.is_disjoint(&self.sets.default) && !self.is_anothers(claim.uid, &outside)
+        };
         let part = |from: &CpuSet, n| match take_as_it_is(self.machine, self.config.options, from, n)? {
-            Some(cpus) if cpus.is_subset(all) => Ok(cpus),
+            Some(cpus) if fits(&cpus) => Ok(cpus),
             _ => take(self.machine, self.config.options, from, n),
         };
         let mut parts: Vec<Option<CpuSet>> = Vec::with_capacity(claim.containers.len());
@@ -332,7 +353,11 @@ fn reserve(machine: &KubeletMachine, config: &Config) -> Result<CpuSet, BootErro
         Reservation::Cpus(cpus) if cpus.is_empty() => Err(BootError::NothingReserved),
         Reservation::Cpus(cpus) => {
             let unknown = cpus.difference(machine.cpus());
-            if unknown.is_empty() { Ok(cpus.clone()) } else { Err(BootError::ReservedUnknown { cpus: unknown }) }
+            if unknown.is_empty() {
+                Ok(cpus.clone())
+            } else {
+                Err(BootError::ReservedUnknown { cpus: unknown })
+            }
         }
     }
 }

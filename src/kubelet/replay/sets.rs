@@ -75,8 +75,7 @@ impl Sets {
         let cpus = |key: &dyn Fn() -> String, list: &CpuRanges| {
             list.to_cpus().ok_or_else(|| BootError::List { key: key(), list: list.to_string() })
         };
-        let mut sets =
-            Self { default: cpus(&|| "defaultCpuSet".into(), &state.default)?, ..Self::default() };
+        let mut sets = Self { default: cpus(&|| "defaultCpuSet".into(), &state.default)?, ..Self::default() };
         for (pod, containers) in &state.entries {
             for (name, list) in containers {
                 sets.set(pod, name, cpus(&|| format!("entries.{pod}.{name}"), list)?);
