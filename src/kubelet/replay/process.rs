@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 
 const POLICY: &str = "static";
 
-/// What one provider says of a request: the CPU manager is the only one here.
+/// What the CPU manager, the only provider here, has to say; nothing if it does not care.
 type Ask = Option<hints::Demand>;
 
 #[derive(Debug, Clone)]
@@ -97,7 +97,7 @@ impl<'m> Process<'m> {
         exact: &mut bool,
     ) -> Result<(), Rejection> {
         for want in &claim.containers {
-            let hint = self.merge(self.container_ask(claim, want), exact)?;
+            let hint = self.merge(self.container_ask(claim, want).as_ref(), exact)?;
             hints.push((want.name.into(), hint.clone()));
             self.give(claim, want, hint.affinity.as_ref())?;
         }
@@ -105,7 +105,7 @@ impl<'m> Process<'m> {
     }
 
     fn by_pod(&mut self, claim: &Claim<'_>, hints: &mut Hints, exact: &mut bool) -> Result<(), Rejection> {
-        let hint = self.merge(self.pod_ask(claim), exact)?;
+        let hint = self.merge(self.pod_ask(claim).as_ref(), exact)?;
         if claim.pod_level {
             hints.extend(claim.containers.iter().map(|c| (c.name.into(), hint.clone())));
             return self.give_pod(claim, hint.affinity.as_ref());
@@ -117,12 +117,11 @@ impl<'m> Process<'m> {
         Ok(())
     }
 
-    fn merge(&self, ask: Ask, exact: &mut bool) -> Result<TopologyHint, Rejection> {
+    fn merge(&self, ask: Option<&hints::Demand>, exact: &mut bool) -> Result<TopologyHint, Rejection> {
         let closest = self.config.prefer_closest.then_some(self.distances);
         let nodes: NodeSet = self.machine.nodes().map(|(id, _)| id).collect();
-        let asks: Vec<_> = ask.iter().collect();
         let hints::Winner { merged, exact: found } =
-            hints::winner(self.config.policy, &nodes, &asks, closest);
+            hints::winner(self.config.policy, &nodes, ask.as_slice(), closest);
         *exact &= found;
         if !merged.admit {
             return Err(Rejection::Affinity);
@@ -142,10 +141,6 @@ impl<'m> Process<'m> {
         }
     }
 
-    fn held(&self, cpus: &CpuSet, n: usize) -> Ask {
-        Some(hints::Demand::cpus(self.machine, self.config.options.align_by_socket, cpus, &CpuSet::new(), n))
-    }
-
     /// A container's hints: of what it holds, if it holds as many as it asks for, else of what is free.
     fn container_ask(&self, claim: &Claim<'_>, want: &Want<'_>) -> Ask {
         if want.cpus == 0 {
@@ -153,18 +148,18 @@ impl<'m> Process<'m> {
         }
         match self.sets.get(claim.uid, want.name) {
             Some(held) if held.len() != want.cpus => Some(self.impossible()),
-            Some(held) => self.held(held, want.cpus),
-            None => Some(self.free(&self.reusable(claim.uid), want.cpus)),
+            Some(held) => Some(self.among(held, &CpuSet::new(), want.cpus)),
+            None => Some(self.among(&self.available(), &self.reusable(claim.uid), want.cpus)),
         }
     }
 
-    /// What no nodes will do for: CPUs, and none are free.
+    /// What no nodes will do for: a CPU, and none is free.
     fn impossible(&self) -> hints::Demand {
-        hints::Demand::cpus(self.machine, false, &CpuSet::new(), &CpuSet::new(), 1)
+        self.among(&CpuSet::new(), &CpuSet::new(), 1)
     }
 
-    fn free(&self, reusable: &CpuSet, n: usize) -> hints::Demand {
-        hints::Demand::cpus(self.machine, self.config.options.align_by_socket, &self.available(), reusable, n)
+    fn among(&self, available: &CpuSet, reusable: &CpuSet, n: usize) -> hints::Demand {
+        hints::Demand::cpus(self.machine, self.config.options.align_by_socket, available, reusable, n)
     }
 
     /// The same for all containers of a pod together.
@@ -184,9 +179,10 @@ impl<'m> Process<'m> {
             held |= cpus;
         }
         if held.len() == claim.total {
-            return self.held(&held, claim.total);
+            return Some(self.among(&held, &CpuSet::new(), claim.total));
         }
-        Some(self.free(&self.reusable(claim.uid).union(&held), claim.total))
+        let reusable = self.reusable(claim.uid).union(&held);
+        Some(self.among(&self.available(), &reusable, claim.total))
     }
 
     fn check_cores(&self, n: usize) -> Result<(), TakeError> {
@@ -205,14 +201,13 @@ impl<'m> Process<'m> {
             return Ok(());
         }
         self.check_cores(want.cpus)?;
-        let cpus = match self.sets.get(claim.uid, want.name) {
-            Some(held) => held.clone(),
-            None => {
-                let reusable = self.reusable(claim.uid);
-                let cpus = self.allocate(claim.uid, &reusable, affinity, want.cpus)?;
-                self.sets.set(claim.uid, want.name, cpus.clone());
-                cpus
-            }
+        let cpus = if let Some(held) = self.sets.get(claim.uid, want.name) {
+            held.clone()
+        } else {
+            let reusable = self.reusable(claim.uid);
+            let cpus = self.allocate(claim.uid, &reusable, affinity, want.cpus)?;
+            self.sets.set(claim.uid, want.name, cpus.clone());
+            cpus
         };
         let mut reusable = self.reusable(claim.uid);
         match want.kind {

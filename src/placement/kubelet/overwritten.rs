@@ -35,8 +35,8 @@ fn own(k: usize) -> usize {
 /// Every later combination out of `n` that begins alike was written into the same array.
 fn to_the_end(combination: &mut [usize], n: usize) {
     let k = combination.len();
-    for at in own(k)..k {
-        combination[at] = n - k + at;
+    for (at, place) in combination.iter_mut().enumerate().skip(own(k)) {
+        *place = n - k + at;
     }
 }
 
@@ -118,9 +118,9 @@ mod tests {
                         });
                         let mut ours = chosen.clone();
                         if stops {
-                            one_further(&mut ours, n)
+                            one_further(&mut ours, n);
                         } else {
-                            to_the_end(&mut ours, n)
+                            to_the_end(&mut ours, n);
                         }
                         assert_eq!(
                             Some(&ours),
