@@ -232,6 +232,23 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
 
+    println!("\nthe dearest of all numbers, distributed");
+    let distributed = StaticOptions::parse(["distribute-cpus-across-numa"])?;
+    for (name, machine) in
+        machines.iter().map(|(name, m)| (name.as_str(), &m.kubelet)).chain([("64 nodes", &many_nodes(64))])
+    {
+        let available: CpuSet =
+            machine.cpus().iter().filter(|cpu| cpu.0 % 16 >= cpu.0 / 16 * 7 % 13).collect();
+        let mut dearest = (0.0, 0);
+        for n in 1..=available.len() {
+            let start = now()?;
+            drop(black_box(take(machine, distributed, black_box(&available), n)));
+            let spent = (now()? - start).as_secs_f64() * 1e9;
+            dearest = if spent > dearest.0 { (spent, n) } else { dearest };
+        }
+        println!("{name:<10} {:>4} of {:>4}: {:>10}", dearest.1, available.len(), time(dearest.0));
+    }
+
     println!("\nindex of a machine, once per start");
     for (name, machine) in &machines {
         let (ns, allocations) = cost(&|| drop(black_box(KubeletMachine::new(black_box(&machine.topology)))))?;
