@@ -81,7 +81,9 @@ fn outcomes(places: &[NodeId], common: &NodeSet, lists: &[&[TopologyHint]]) -> V
         }
         if n * (factors + 1) > 64 {
             exact_counts(&mut product);
-            product.iter_mut().for_each(|count| *count = u64::from(*count != 0));
+            for count in &mut product {
+                *count = u64::from(*count != 0);
+            }
             superset_sums(&mut product);
             factors = 1;
         }

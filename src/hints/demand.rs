@@ -160,11 +160,16 @@ impl Demand {
     /// The fewest nodes that will do for one kind, if everything that is near several nodes were near all: exact where
     /// nothing is. Nodes that must be in are; of the rest those with most.
     fn fewest_of(&self, row: &Row) -> usize {
-        let must = |place: usize| self.must.iter().any(|m| m.as_slice() == [place]);
+        let mut must = vec![false; row.free.len()];
+        for m in &self.must {
+            if let [one] = m.as_slice() {
+                must[*one] = true;
+            }
+        }
         let (mut size, mut sum) = (0, row.held);
         let mut rest = Vec::with_capacity(row.free.len());
         for (place, free) in row.free.iter().enumerate() {
-            if must(place) {
+            if must[place] {
                 size += 1;
                 sum = sum.saturating_add(*free);
             } else {

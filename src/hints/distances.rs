@@ -55,7 +55,17 @@ impl Distances {
 
     /// Row-major over some nodes.
     pub(super) fn among(&self, nodes: &[NodeId]) -> Vec<u64> {
-        nodes.iter().flat_map(|a| nodes.iter().map(|b| u64::from(self.get(*a, *b)))).collect()
+        let places: Vec<Option<usize>> = nodes.iter().map(|n| self.nodes.binary_search(n).ok()).collect();
+        let cell = |a: usize, b: usize| match (places[a], places[b]) {
+            (Some(a), Some(b)) => self.rows[a * self.nodes.len() + b],
+            _ => plain(a == b),
+        };
+        let places = 0..nodes.len();
+        places
+            .clone()
+            .flat_map(|a| places.clone().map(move |b| (a, b)))
+            .map(|(a, b)| cell(a, b).into())
+            .collect()
     }
 
     /// Over all ordered pairs, each node with itself included. Of two sets of one size the one with the smaller sum has
@@ -76,12 +86,12 @@ pub(super) struct Fit<'a>(pub(super) Option<&'a Distances>);
 
 impl Fit<'_> {
     /// `Less` is better.
-    pub(super) fn cmp(&self, a: &NodeSet, b: &NodeSet) -> Ordering {
+    pub(super) fn cmp(self, a: &NodeSet, b: &NodeSet) -> Ordering {
         a.len().cmp(&b.len()).then_with(|| self.cmp_equal_sized(a, b))
     }
 
     /// The same for sets of one size.
-    pub(super) fn cmp_equal_sized(&self, a: &NodeSet, b: &NodeSet) -> Ordering {
+    pub(super) fn cmp_equal_sized(self, a: &NodeSet, b: &NodeSet) -> Ordering {
         let near = self.0.map_or(Ordering::Equal, |d| d.sum(a).cmp(&d.sum(b)));
         near.then_with(|| a.cmp_value(b))
     }

@@ -52,7 +52,7 @@ pub(super) struct Limits {
     n: usize,
     outside: Outside,
     families: usize,
-    limits: Vec<Limit>,
+    each: Vec<Limit>,
     shared: Vec<Shared>,
     /// For [`Outside::One`]: the same table for the cheapest family of each place, in shares of the slack.
     least_share: Vec<f64>,
@@ -63,7 +63,7 @@ impl Limits {
     pub(super) fn new(demands: &[&Demand], common: &[NodeId], outside: Outside) -> Option<Self> {
         let n = common.len();
         let mut all =
-            Self { n, outside, families: 0, limits: Vec::new(), shared: Vec::new(), least_share: Vec::new() };
+            Self { n, outside, families: 0, each: Vec::new(), shared: Vec::new(), least_share: Vec::new() };
         for demand in demands {
             // One set for every demand: to count one twice changes nothing.
             let times = if outside == Outside::Every { 1 } else { demand.lists() };
@@ -84,7 +84,7 @@ impl Limits {
             demand.nodes.iter().map(|node| common.binary_search(node).ok()).collect();
         // Nodes that are not common are outside of every common set, but stay in the demand's own one.
         let stays = self.outside == Outside::One;
-        let first = self.limits.len();
+        let first = self.each.len();
         for row in &demand.rows {
             let mut weight = vec![0; self.n];
             let mut sum = row.held;
@@ -107,7 +107,7 @@ impl Limits {
                 }
             }
             let slack = sum.checked_sub(row.need)?;
-            self.limits.push(Limit { family, slack, weight, least: Vec::new() });
+            self.each.push(Limit { family, slack, weight, least: Vec::new() });
         }
         let mut kept = vec![0; self.n];
         for must in &demand.must {
@@ -120,7 +120,7 @@ impl Limits {
             }
             self.share_of(first, family, &mut kept, at, NEVER);
         }
-        for limit in &mut self.limits[first..] {
+        for limit in &mut self.each[first..] {
             limit.weight.iter_mut().zip(&kept).filter(|(_, kept)| **kept > 0).for_each(|(w, _)| *w = NEVER);
             limit.least = least_sums(&limit.weight, 0, u64::saturating_add);
         }
@@ -128,7 +128,7 @@ impl Limits {
     }
 
     fn share(&mut self, family: usize, weight: &mut [u64], at: Vec<usize>, amount: u64) {
-        self.share_of(self.limits.len(), family, weight, at, amount);
+        self.share_of(self.each.len(), family, weight, at, amount);
     }
 
     /// Something near these places: of one place it is that place's own.
@@ -143,18 +143,17 @@ impl Limits {
 
     /// Numbers per state; at least 1.
     pub(super) fn width(&self) -> usize {
-        self.limits.len() + self.shared.len()
+        self.each.len() + self.shared.len()
     }
 
     /// Nothing is out yet.
     pub(super) fn start(&self) -> States {
-        self.limits.iter().map(|l| l.slack).chain(self.shared.iter().map(|_| 0)).collect()
+        self.each.iter().map(|l| l.slack).chain(self.shared.iter().map(|_| 0)).collect()
     }
 
     /// The states after `place` is out: none if that cannot be paid. True if some were dropped for being too many.
     pub(super) fn leave_out(&self, states: &[u64], place: usize, most: usize) -> (States, bool) {
         let mut next = States::new();
-        let mut dropped = false;
         for state in states.chunks_exact(self.width()) {
             match self.outside {
                 Outside::Every => {
@@ -173,10 +172,12 @@ impl Limits {
                     }
                 }
             }
-            if next.len() > most * self.width() {
-                next.truncate(most * self.width());
-                dropped = true;
-            }
+        }
+        let dropped = next.len() > most * self.width();
+        if dropped {
+            let mut all: Vec<&[u64]> = next.chunks_exact(self.width()).collect();
+            all.sort_by(|a, b| self.share_left(b).total_cmp(&self.share_left(a)));
+            next = all[..most].iter().flat_map(|state| state.iter().copied()).collect();
         }
         (next, dropped)
     }
@@ -191,14 +192,14 @@ impl Limits {
     }
 
     fn pay(&self, state: &mut [u64], place: usize, family: usize) -> bool {
-        for (at, limit) in self.limits.iter().enumerate().filter(|(_, l)| l.family == family) {
+        for (at, limit) in self.each.iter().enumerate().filter(|(_, l)| l.family == family) {
             match state[at].checked_sub(limit.weight[place]).filter(|_| limit.weight[place] != NEVER) {
                 Some(left) => state[at] = left,
                 None => return false,
             }
         }
         for (at, shared) in self.shared.iter().enumerate().filter(|(_, s)| s.family == family) {
-            if shared.places.last() == Some(&place) && state[self.limits.len() + at] == 0 {
+            if shared.places.last() == Some(&place) && state[self.each.len() + at] == 0 {
                 match state[shared.limit].checked_sub(shared.weight).filter(|_| shared.weight != NEVER) {
                     Some(left) => state[shared.limit] = left,
                     None => return false,
@@ -212,7 +213,7 @@ impl Limits {
     fn secure(&self, state: &mut [u64], place: usize, except: Option<usize>) {
         for (at, shared) in self.shared.iter().enumerate() {
             if Some(shared.family) != except && shared.places.contains(&place) {
-                state[self.limits.len() + at] = 1;
+                state[self.each.len() + at] = 1;
             }
         }
     }
@@ -241,7 +242,7 @@ impl Limits {
     pub(super) fn may_leave(&self, state: &[u64], r: usize, q: usize) -> bool {
         let cell = r * (self.n + 1) + q;
         match self.outside {
-            Outside::Every => self.limits.iter().zip(state).all(|(l, left)| l.least[cell] <= *left),
+            Outside::Every => self.each.iter().zip(state).all(|(l, left)| l.least[cell] <= *left),
             // Rounding is a thousand times smaller than the margin.
             Outside::One => self.share_left(state) * (1.0 + 1e-9) + 1e-9 >= self.least_share[cell],
         }
@@ -253,7 +254,7 @@ impl Limits {
         let ample = |family: usize| {
             let shared = self.shared.iter().filter(|s| s.family == family).map(|s| s.weight);
             let shared = shared.fold(0, u64::saturating_add);
-            let limits = self.limits.iter().zip(state).filter(|(l, _)| l.family == family);
+            let limits = self.each.iter().zip(state).filter(|(l, _)| l.family == family);
             limits.into_iter().all(|(limit, left)| {
                 let all = limit.least[cell(r)];
                 let most = all - limit.least[cell(r - q)];
@@ -262,13 +263,32 @@ impl Limits {
         };
         match self.outside {
             Outside::Every => (0..self.families).all(ample),
-            Outside::One => (0..self.families).any(ample),
+            Outside::One => (0..self.families).any(ample) || self.may_leave_all(state, r),
         }
+    }
+
+    /// Whether all of the first `r` places can be left out at once, each by the family that has the most room for it:
+    /// then any of them can.
+    fn may_leave_all(&self, state: &[u64], r: usize) -> bool {
+        let mut state = States::from_slice(state);
+        for place in (0..r).rev() {
+            let cost = |family: &usize| {
+                let limits = self.each.iter().zip(&state).filter(|(l, _)| l.family == *family);
+                limits.map(|(l, left)| share(l.weight[place], *left)).fold(0.0, f64::max)
+            };
+            let cheapest = (0..self.families).min_by(|a, b| cost(a).total_cmp(&cost(b)));
+            let Some(family) = cheapest else { return false };
+            if !self.pay(&mut state, place, family) {
+                return false;
+            }
+            self.secure(&mut state, place, Some(family));
+        }
+        true
     }
 
     fn share_left(&self, state: &[u64]) -> f64 {
         let mut sum = 0.0;
-        for (limit, left) in self.limits.iter().zip(state) {
+        for (limit, left) in self.each.iter().zip(state) {
             sum += share(*left, limit.slack) / self.rows_of(limit.family);
         }
         sum
@@ -276,13 +296,13 @@ impl Limits {
 
     #[allow(clippy::cast_precision_loss, reason = "kinds of memory: a handful")]
     fn rows_of(&self, family: usize) -> f64 {
-        self.limits.iter().filter(|l| l.family == family).count() as f64
+        self.each.iter().filter(|l| l.family == family).count() as f64
     }
 
     /// Every family's own slack is worth 1 in all; a place costs at least the cheapest family's share.
     fn shares(&self) -> Vec<f64> {
         let cost = |place: usize, family: usize| -> f64 {
-            let limits = self.limits.iter().filter(|l| l.family == family);
+            let limits = self.each.iter().filter(|l| l.family == family);
             let shares = limits.map(|l| match l.weight[place] {
                 NEVER => f64::INFINITY,
                 weight => share(weight, l.slack),

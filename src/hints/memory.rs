@@ -34,11 +34,14 @@ impl Demand {
         nodes.sort_unstable();
         nodes.dedup();
         let row = |(need, list): &(u64, &[NodeMemory])| {
-            let by_node = |of: fn(&NodeMemory) -> u64| {
-                let here = |node: &NodeId| list.iter().find(|m| m.node == *node).map_or(0, of);
-                nodes.iter().map(here).collect()
-            };
-            Row { need: *need, free: by_node(|m| m.free), total: by_node(|m| m.total), ..Row::default() }
+            let (mut free, mut total) = (vec![0_u64; nodes.len()], vec![0_u64; nodes.len()]);
+            for memory in *list {
+                if let Ok(at) = nodes.binary_search(&memory.node) {
+                    free[at] = free[at].saturating_add(memory.free);
+                    total[at] = total[at].saturating_add(memory.total);
+                }
+            }
+            Row { need: *need, free, total, ..Row::default() }
         };
         let rows = kinds.iter().map(row).collect();
         Some(Self { nodes, rows, must: Vec::new(), sockets: None })

@@ -20,8 +20,11 @@ mod limits;
 mod list;
 mod memory;
 mod merge;
+mod near;
 pub mod pods;
 mod search;
+#[cfg(test)]
+mod tests;
 mod winner;
 
 pub use cpu::{allocated_hints, cpu_hints};

@@ -9,7 +9,10 @@
 //! Invariant: the answer is exact unless `exact` says that [`MOST_STEPS`] ran out, or that there were too many
 //! different ways to divide the nodes that are out.
 
-use super::limits::{Limits, States, covers};
+use super::{
+    limits::{Limits, States, covers},
+    near::{Near, floor, twins},
+};
 use std::collections::HashMap;
 
 /// Decisions before a search ends with the best that is known. One takes 0.1 to 0.5 us, so 20 to 100 ms in all.
@@ -60,19 +63,23 @@ pub(super) fn best(problem: &Problem<'_>) -> Found {
         touched: problem.sockets.iter().map(|s| vec![0; s.count]).collect(),
         best: None,
         at_most: u64::MAX,
+        floor: problem.distances.map_or(0, |rows| floor(rows, problem.n, problem.size)),
         failed: HashMap::new(),
+        twins: problem.distances.filter(|_| problem.sockets.is_empty()).map(|rows| twins(rows, problem.n)),
+        forced: vec![0; problem.n],
         cuts: 0,
+        drops: 0,
         steps: 0,
         exact: true,
     };
-    if let Some(known) = search.greedy() {
-        search.at_most = known;
+    let grown = search.greedy();
+    if let Some((sum, _)) = &grown {
+        search.at_most = *sum;
     }
-    search.decide(problem.n, problem.size, Some(limits.start()));
-    if search.steps > MOST_STEPS {
-        search.exact = false;
-    }
-    let set = search.best.map(|(_, mut set)| {
+    search.decide(problem.n, problem.size, Some(limits.start()), false);
+    let nearest = search.best.as_ref().is_some_and(|(sum, _)| *sum <= search.floor);
+    search.exact &= search.steps <= MOST_STEPS || nearest;
+    let set = search.best.or(grown).map(|(_, mut set)| {
         set.sort_unstable();
         set
     });
@@ -90,25 +97,36 @@ struct Search<'a> {
     best: Option<(u64, Vec<usize>)>,
     /// Nothing farther can be the best.
     at_most: u64,
+    /// Nothing is nearer.
+    floor: u64,
     /// Places left, nodes left to choose: states that come to nothing.
     failed: HashMap<(usize, usize), Vec<States>>,
+    /// With distances: by place, the lowest node that it could be exchanged for.
+    twins: Option<Vec<usize>>,
+    /// By that node: how many of its kind were chosen freely, so that the lower ones have to be in, too.
+    forced: Vec<usize>,
     /// Branches given up for their distance.
     cuts: usize,
+    /// Branches with too many states.
+    drops: usize,
     steps: usize,
     exact: bool,
 }
 
 impl Search<'_> {
-    /// Decides the first `r` places, of which `left` are to be in. `None`: whatever is out can be paid for.
-    fn decide(&mut self, r: usize, left: usize, mut states: Option<States>) {
+    /// Decides the first `r` places, of which `left` are to be in. `None`: whatever is out can be paid for. `lossy`:
+    /// there were more states.
+    fn decide(&mut self, r: usize, left: usize, mut states: Option<States>, lossy: bool) {
         self.steps += 1;
-        if self.steps > MOST_STEPS {
+        // What comes later has a greater value.
+        if self.steps > MOST_STEPS || self.best.as_ref().is_some_and(|(sum, _)| *sum <= self.floor) {
             return;
         }
         let limits = self.problem.limits;
         if let Some(now) = &mut states {
             self.prune(r, left, now);
             if now.is_empty() {
+                self.exact &= !lossy;
                 return;
             }
             let any = now.chunks_exact(limits.width()).any(|state| limits.may_leave_any(state, r, r - left));
@@ -119,7 +137,7 @@ impl Search<'_> {
         if !self.sockets_allow(r, left) {
             return;
         }
-        if let Some(near) = &self.near {
+        if let Some(near) = &mut self.near {
             let least = near.least(r, left);
             if least > self.at_most || self.best.as_ref().is_some_and(|(sum, _)| least >= *sum) {
                 self.cuts += 1;
@@ -135,33 +153,41 @@ impl Search<'_> {
             self.found();
             return;
         }
-        let (cuts, known) = (self.cuts, self.best.is_some());
+        let (cuts, drops, known) = (self.cuts, self.drops, self.best.is_some());
         let place = r - 1;
-        if left < r {
+        let kind = self.twins.as_ref().map(|twins| twins[place]);
+        if left < r && kind.is_none_or(|kind| self.forced[kind] == 0) {
             match &states {
-                None => self.decide(place, left, None),
+                None => self.decide(place, left, None, lossy),
                 Some(now) => {
                     let (next, dropped) = limits.leave_out(now, place, MOST_STATES);
-                    self.exact &= !dropped;
-                    if !next.is_empty() {
-                        self.decide(place, left, Some(next));
+                    self.drops += usize::from(dropped);
+                    if next.is_empty() {
+                        self.exact &= !lossy;
+                    } else {
+                        self.decide(place, left, Some(next), lossy || dropped);
                     }
                 }
-            }
-            if self.near.is_none() && self.best.is_some() {
-                return;
             }
         }
         if left > 0 {
             let next = states.as_deref().map(|now| limits.keep(now, place));
+            // Free to exchange the node for a lower one of its kind, a set that leaves that out is not the best.
+            let free = kind.filter(|_| states.is_none());
+            if let Some(kind) = free {
+                self.forced[kind] += 1;
+            }
             self.choose(place);
-            self.decide(place, left - 1, next);
+            self.decide(place, left - 1, next, lossy);
             self.unchoose(place);
+            if let Some(kind) = free {
+                self.forced[kind] -= 1;
+            }
         }
         if let Some(now) = states
             && !known
             && self.best.is_none()
-            && self.cuts == cuts
+            && (self.cuts, self.drops) == (cuts, drops)
             && self.problem.sockets.is_empty()
         {
             self.note(r, left, &now);
@@ -243,7 +269,9 @@ impl Search<'_> {
                     Some(first) => nodes[*first] += 1,
                     None => anywhere += 1,
                 }
-                sockets.iter().for_each(|s| reach[*s] = true);
+                for socket in sockets {
+                    reach[*socket] = true;
+                }
             }
             let open = (0..rule.count).filter(|s| touched[*s] == 0 && reach[*s]).count();
             let inside: usize = (0..rule.count).filter(|s| touched[*s] > 0).map(|s| nodes[s]).sum();
@@ -254,11 +282,11 @@ impl Search<'_> {
         })
     }
 
-    /// The sum of distances of some allowed set that is likely near: grown from each node by whichever is nearest.
-    fn greedy(&mut self) -> Option<u64> {
+    /// Some allowed set that is likely near, and its sum of distances: grown from each node by whichever is nearest.
+    fn greedy(&mut self) -> Option<(u64, Vec<usize>)> {
         let (n, size) = (self.problem.n, self.problem.size);
         let mut near = self.near.take()?;
-        let mut least = None;
+        let mut least: Option<(u64, Vec<usize>)> = None;
         for seed in 0..n {
             let mut set = vec![seed];
             near.choose(seed);
@@ -268,8 +296,8 @@ impl Search<'_> {
                 near.choose(next);
                 set.push(next);
             }
-            if least.is_none_or(|l| near.sum < l) && self.allows(&set) {
-                least = Some(near.sum);
+            if least.as_ref().is_none_or(|(sum, _)| near.sum < *sum) && self.allows(&set) {
+                least = Some((near.sum, set.clone()));
             }
             while let Some(place) = set.pop() {
                 near.unchoose(place);
@@ -286,83 +314,19 @@ impl Search<'_> {
             set.iter().flat_map(|p| &rule.of_place[*p]).for_each(|s| touched[*s] = true);
             touched.iter().filter(|t| **t).count() == rule.exactly
         });
-        let mut states = limits.start();
+        let (mut states, mut left) = (limits.start(), set.len());
         for place in (0..self.problem.n).rev() {
-            states = if set.contains(&place) {
-                limits.keep(&states, place)
+            let (r, mut now) = (place + 1, states.chunks_exact(limits.width()));
+            if now.any(|state| limits.may_leave_any(state, r, r - left)) {
+                return sockets;
+            }
+            if set.contains(&place) {
+                left -= 1;
+                states = limits.keep(&states, place);
             } else {
-                limits.leave_out(&states, place, MOST_STATES).0
-            };
+                states = limits.leave_out(&states, place, MOST_STATES).0;
+            }
         }
         sockets && !states.is_empty()
-    }
-}
-
-/// Distances of the chosen nodes, and a bound for those still to be chosen.
-struct Near<'a> {
-    rows: &'a [u64],
-    n: usize,
-    /// Over ordered pairs of chosen nodes, each with itself included.
-    sum: u64,
-    /// What each node would add to it.
-    cost: Vec<u64>,
-    /// `[place * size + k]`: both ways to its k nearest others, summed.
-    nearest: Vec<u64>,
-    size: usize,
-}
-
-impl<'a> Near<'a> {
-    fn new(rows: &'a [u64], n: usize, size: usize) -> Self {
-        let mut near = Self {
-            rows,
-            n,
-            sum: 0,
-            cost: (0..n).map(|p| rows[p * n + p]).collect(),
-            nearest: Vec::new(),
-            size,
-        };
-        for place in 0..n {
-            let mut others: Vec<u64> =
-                (0..n).filter(|p| *p != place).map(|p| near.both_ways(place, p)).collect();
-            others.sort_unstable();
-            let sums = others.iter().scan(0_u64, |sum, d| {
-                *sum = sum.saturating_add(*d);
-                Some(*sum)
-            });
-            near.nearest.extend(std::iter::once(0).chain(sums).take(size));
-        }
-        near
-    }
-
-    fn both_ways(&self, a: usize, b: usize) -> u64 {
-        self.rows[a * self.n + b].saturating_add(self.rows[b * self.n + a])
-    }
-
-    fn choose(&mut self, place: usize) {
-        self.sum += self.cost[place];
-        for other in (0..self.n).filter(|p| *p != place) {
-            self.cost[other] += self.both_ways(place, other);
-        }
-    }
-
-    fn unchoose(&mut self, place: usize) {
-        for other in (0..self.n).filter(|p| *p != place) {
-            self.cost[other] -= self.both_ways(place, other);
-        }
-        self.sum -= self.cost[place];
-    }
-
-    /// No choice of `left` among the first `r` makes a smaller sum: each adds its distance to those chosen, and half of
-    /// what its nearest others make (each pair is half of either).
-    fn least(&self, r: usize, left: usize) -> u64 {
-        if left == 0 {
-            return self.sum;
-        }
-        let twice = |p: usize| 2 * self.cost[p] + self.nearest[p * self.size + left - 1];
-        let mut adds: Vec<u64> = (0..r).map(twice).collect();
-        if left < r {
-            adds.select_nth_unstable(left - 1);
-        }
-        self.sum + adds[..left].iter().sum::<u64>().div_ceil(2)
     }
 }

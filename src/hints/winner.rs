@@ -9,6 +9,7 @@
 //!   out" allows, and at k = min(aim, common nodes) one always does: a smallest set of the most demanding resource,
 //!   filled up, with all other resources taking everything. So no other size needs to be searched.
 //! - `single-numa-node` tries each node by itself.
+//!
 //! Nodes that some demand does not look at (those without CPUs) are in no merge, and are gone before anything is counted.
 
 use super::{
