@@ -6,7 +6,7 @@
 //! Steps: `layout` (the Go types, as data), `syntax` and `json` (Go's reader), `dump` (checksums and Go's writer), `ranges` (Go's
 //! CPU lists) are the means; [`load`](fn@load) and [`start`] are the kubelet's verdict, [`inspect`] is truepin's with its
 //! [`Finding`]s, [`adoptions`] what there is to take over, [`judge`] all of it as a document,
-//! [`export`](fn@export) the way back.
+//! [`export`](fn@export) the way back, [`replay`] what a node of the kubelet would have done.
 //! Invariants: no name of this program reaches a checksum; no bytes make any of it panic; nothing is repaired silently.
 
 mod adopt;
@@ -21,6 +21,7 @@ mod layout;
 mod load;
 mod memory;
 mod ranges;
+pub mod replay;
 mod syntax;
 #[cfg(test)]
 mod tests;

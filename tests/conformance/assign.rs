@@ -3,13 +3,14 @@
 //! Where the record says that the kubelet was wrong (CPUs that were not available, another number, no return), no answer
 //! is right but a set of that size, all available, of whole cores where those were asked for; or a refusal. That counts
 //! as accepted. Where it kept a slice that was overwritten later, `noalias` is the answer.
+//! What a replay of the kubelet rests on ([`take_as_it_is`]) is the recorded answer itself, whatever it is.
 
 use crate::{Mismatch, Tally, machines, machines::Machine, records};
 use serde_json::Value;
 use std::path::Path;
 use truepin::{
     CpuSet, NodeId, NodeSet,
-    placement::kubelet::{StaticOptions, TakeError, allocate, take},
+    placement::kubelet::{StaticOptions, TakeError, allocate, allocate_as_it_is, take, take_as_it_is},
 };
 
 /// Compares every record of `assign.jsonl`.
@@ -49,11 +50,12 @@ fn judge(record: &Value, machine: &Machine) -> Result<Verdict, String> {
     let n = record["n"].as_u64().and_then(|n| usize::try_from(n).ok()).ok_or("n is no number")?;
     let names = record["opt"].as_array().ok_or("opt is no list")?;
     let options = StaticOptions::parse(names.iter().filter_map(Value::as_str)).map_err(|e| e.to_string())?;
-    let (available, result, shared) = match record["op"].as_str() {
+    let (available, result, as_it_is, shared) = match record["op"].as_str() {
         Some("take") => {
             let available = set(&record["avail"])?;
             let result = take(&machine.kubelet, options, &available, n);
-            (available, result, None)
+            let as_it_is = take_as_it_is(&machine.kubelet, options, &available, n);
+            (available, result, as_it_is, None)
         }
         Some("alloc") => {
             let reserved = set(&record["reserved"])?;
@@ -62,7 +64,9 @@ fn judge(record: &Value, machine: &Machine) -> Result<Verdict, String> {
             let affinity = nodes(&record["mask"])?;
             let affinity = affinity.as_ref();
             let result = allocate(&machine.kubelet, options, &reserved, &shared, &reusable, affinity, n);
-            (shared.difference(&reserved).union(&reusable), result, Some(shared))
+            let as_it_is =
+                allocate_as_it_is(&machine.kubelet, options, &reserved, &shared, &reusable, affinity, n);
+            (shared.difference(&reserved).union(&reusable), result, as_it_is, Some(shared))
         }
         _ => return Err(format!("op {} is not known", record["op"])),
     };
@@ -70,6 +74,22 @@ fn judge(record: &Value, machine: &Machine) -> Result<Verdict, String> {
         Ok(cpus) => cpus.to_string(),
         Err(error) => format!("ERR:{error}"),
     };
+
+    let recorded =
+        record["exp"].as_str().or(record["err"].as_str()).ok_or("neither exp nor err is a text")?;
+    let verbatim = match &as_it_is {
+        Ok(Some(cpus)) => record["exp"].is_string() && set(&record["exp"])? == *cpus,
+        Ok(None) => record["err"] == "HANG",
+        Err(error) => kind(recorded) == Some(kind_of(error)),
+    };
+    if !verbatim {
+        let got = match as_it_is {
+            Ok(Some(cpus)) => cpus.to_string(),
+            Ok(None) => "HANG".into(),
+            Err(error) => error.to_string(),
+        };
+        return Ok(Verdict::Differs { expected: format!("as it is: {recorded}"), got });
+    }
 
     if !record["unsafe"].is_null() || !record["size"].is_null() || record["err"] == "HANG" {
         let right = result.as_ref().map_or(true, |cpus| {

@@ -10,6 +10,7 @@ mod hints;
 mod machines;
 mod merge;
 mod topologies;
+mod traces;
 
 use serde_json::Value;
 use std::{
@@ -31,6 +32,7 @@ const KINDS: &[Kind] = &[
     Kind { name: "assign", folder: "vectors", compare: assign::compare },
     Kind { name: "hints", folder: "vectors", compare: hints::compare },
     Kind { name: "merge", folder: "vectors", compare: merge::compare },
+    Kind { name: "traces", folder: "vectors", compare: traces::compare },
     Kind { name: "checkpoints", folder: "vectors", compare: checkpoints::compare },
     Kind { name: "topologies", folder: "topologies", compare: topologies::compare },
 ];

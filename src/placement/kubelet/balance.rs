@@ -29,6 +29,8 @@ pub(super) struct Balanced {
     pub(super) share: usize,
     /// Of those, the ones that give the remainder, one group each per round.
     pub(super) extra: Vec<usize>,
+    /// Whether all nodes, of which there may be more, then have equally much (to a thousandth).
+    pub(super) even: bool,
 }
 
 /// What there is.
@@ -80,7 +82,8 @@ pub(super) fn balanced(free: &[usize], k: usize, n: usize, group: usize) -> Outc
         table.first(&nodes, (k, extra), limit)
     });
     let Some(chosen) = first.min_by(|a, b| in_order(a, b)) else { return Outcome::None };
-    if endless(free, k, (share, extra, group), (deviation.rounded(least) == 0).then_some(&chosen)) {
+    let even = deviation.rounded(least) == 0;
+    if endless(free, k, (share, extra, group), even.then_some(&chosen)) {
         return Outcome::Endless;
     }
 
@@ -88,7 +91,7 @@ pub(super) fn balanced(free: &[usize], k: usize, n: usize, group: usize) -> Outc
     let within: Vec<Node> = chosen.iter().map(|at| Node { gives: 0, ..nodes[*at] }).collect();
     let extra_of = if extra == 0 { Vec::new() } else { remainder(&within, extra, limit - base, &mut table) };
     let extra = extra_of.into_iter().map(|at| chosen[at]).collect();
-    Outcome::Found(Balanced { nodes: chosen, share, extra })
+    Outcome::Found(Balanced { nodes: chosen, share, extra, even })
 }
 
 /// The largest subset, of those the first, that gives `extra` groups within `limit`.

@@ -8,7 +8,8 @@ use super::{
     KubeletMachine, TakeError,
     balance::{self, Balanced, Outcome},
     mask::Pool,
-    packed::{Levels, Manner, Order, packed},
+    overwritten,
+    packed::{Levels, Manner, Order, Rule, packed},
 };
 
 /// Why there is no choice.
@@ -41,7 +42,10 @@ pub(super) fn distributed(
             match balance::balanced(&frees, k, n, group) {
                 Outcome::None => {}
                 Outcome::Endless => return Err(Fault::Endless),
-                Outcome::Found(balanced) => {
+                Outcome::Found(mut balanced) => {
+                    if manner.rule == Rule::AsItIs {
+                        overwritten::overwrite(&mut balanced, &frees, group);
+                    }
                     return hand_out(machine, manner, free, &nodes, &balanced, n, group);
                 }
             }

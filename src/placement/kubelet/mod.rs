@@ -12,6 +12,7 @@ mod error;
 mod machine;
 mod mask;
 mod options;
+mod overwritten;
 mod packed;
 mod place;
 #[cfg(test)]
@@ -53,8 +54,57 @@ pub fn allocate(
     affinity: Option<&NodeSet>,
     n: usize,
 ) -> Result<CpuSet, TakeError> {
+    let (pool, aligned) = to_allocate_from(machine, options, reserved, shared, reusable, affinity);
+    as_it_is_or_right(options, &pool, n, |rule| {
+        allocate_by(machine, options, rule, &pool, aligned.as_ref(), n)
+    })
+}
+
+/// The same with nothing put right: what the kubelet hands out, free or not and of whatever number, where cores or sockets
+/// differ, and from nodes that it did not mean to take; `None` where it never returns. For those who replay a kubelet and
+/// look at the result before they use it.
+pub fn allocate_as_it_is(
+    machine: &KubeletMachine,
+    options: StaticOptions,
+    reserved: &CpuSet,
+    shared: &CpuSet,
+    reusable: &CpuSet,
+    affinity: Option<&NodeSet>,
+    n: usize,
+) -> Result<Option<CpuSet>, TakeError> {
+    let (pool, aligned) = to_allocate_from(machine, options, reserved, shared, reusable, affinity);
+    as_it_is(allocate_by(machine, options, Rule::AsItIs, &pool, aligned.as_ref(), n))
+}
+
+/// [`take`] with nothing put right, as [`allocate_as_it_is`].
+pub fn take_as_it_is(
+    machine: &KubeletMachine,
+    options: StaticOptions,
+    available: &CpuSet,
+    n: usize,
+) -> Result<Option<CpuSet>, TakeError> {
+    let pool = Pool::new(machine.cpus(), available);
+    as_it_is(choose(machine, options, Rule::AsItIs, &pool, n))
+}
+
+fn as_it_is(choice: Result<Pool, Fault>) -> Result<Option<CpuSet>, TakeError> {
+    match choice {
+        Ok(cpus) => Ok(Some(cpus.set())),
+        Err(Fault::Refused(error)) => Err(error),
+        Err(Fault::Endless) => Ok(None),
+    }
+}
+
+/// What is available, and that of it which is near the affinity.
+fn to_allocate_from(
+    machine: &KubeletMachine,
+    options: StaticOptions,
+    reserved: &CpuSet,
+    shared: &CpuSet,
+    reusable: &CpuSet,
+    affinity: Option<&NodeSet>,
+) -> (Pool, Option<Pool>) {
     let available = shared.difference(reserved).union(reusable);
-    let pool = Pool::new(machine.cpus(), &available);
     let aligned = affinity.map(|nodes| {
         let near = if options.align_by_socket {
             machine.cpus_of_sockets_of(nodes)
@@ -63,10 +113,21 @@ pub fn allocate(
         };
         Pool::new(machine.cpus(), &available.intersection(&near))
     });
-    as_it_is_or_right(options, &pool, n, |rule| match &aligned {
-        None => choose(machine, options, rule, &pool, n),
-        Some(aligned) => aligned_first(machine, options, rule, (&pool, aligned), n),
-    })
+    (Pool::new(machine.cpus(), &available), aligned)
+}
+
+fn allocate_by(
+    machine: &KubeletMachine,
+    options: StaticOptions,
+    rule: Rule,
+    pool: &Pool,
+    aligned: Option<&Pool>,
+    n: usize,
+) -> Result<Pool, Fault> {
+    match aligned {
+        None => choose(machine, options, rule, pool, n),
+        Some(aligned) => aligned_first(machine, options, rule, (pool, aligned), n),
+    }
 }
 
 /// The CPUs that the kubelet reserves when it is told a number (by `NewStaticPolicy`): chosen of all, by the same options.

@@ -25,11 +25,19 @@ use std::ops::ControlFlow;
 pub(super) enum Rule {
     /// By average sizes.
     Averages,
+    /// The same, and combinations of nodes that were overwritten after they were chosen ([`super::overwritten`]).
+    AsItIs,
     /// By its own size.
     True {
         /// Only whole cores are given, or none.
         whole: bool,
     },
+}
+
+impl Rule {
+    pub(super) fn by_averages(self) -> bool {
+        matches!(self, Self::Averages | Self::AsItIs)
+    }
 }
 
 /// What shapes the choice.
@@ -246,7 +254,7 @@ impl<'a> Choice<'a> {
         if !self.needs(mask.len) {
             return;
         }
-        if self.manner.rule != Rule::Averages {
+        if !self.manner.rule.by_averages() {
             if self.taken.touches(mask) {
                 return;
             }
@@ -289,7 +297,7 @@ impl<'a> Choice<'a> {
         let average = self.machine.counts().cpus_per_socket();
         for at in self.levels().sockets() {
             let mask = &self.machine.sockets.masks[at];
-            let size = if self.manner.rule == Rule::Averages { average } else { mask.len };
+            let size = if self.manner.rule.by_averages() { average } else { mask.len };
             if self.free.count(mask) == size {
                 self.take_if_needed(mask);
             }
@@ -362,7 +370,7 @@ impl<'a> Choice<'a> {
     fn full_cores(&mut self) -> Done {
         let machine = self.machine;
         let average = machine.counts().cpus_per_core();
-        let by_average = self.manner.rule == Rule::Averages;
+        let by_average = self.manner.rule.by_averages();
         // Under `Rule::True` cores differ in size, and those with fewer CPUs come first.
         let rounds = if by_average { average..=average } else { 1..=machine.most_threads };
         for (cores, group) in self.levels().core_lists() {
@@ -414,7 +422,7 @@ impl<'a> Choice<'a> {
     }
 
     fn take_thread(&mut self, cpu: u32) -> Done {
-        if self.manner.rule == Rule::Averages || !self.taken.contains(cpu) {
+        if self.manner.rule.by_averages() || !self.taken.contains(cpu) {
             self.take_cpu(cpu);
         }
         self.done()

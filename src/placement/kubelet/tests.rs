@@ -74,7 +74,7 @@ fn walked(free: &[usize], k: usize, n: usize, group: usize) -> Outcome {
         if let Some((deviation, extra)) = local
             && best.as_ref().is_none_or(|(best, _)| deviation < *best)
         {
-            best = Some((deviation, Balanced { nodes, share, extra }));
+            best = Some((deviation, Balanced { nodes, share, extra, even: deviation <= 0.0 }));
         }
     }
     best.map_or(Outcome::None, |(_, balanced)| Outcome::Found(balanced))
