@@ -36,7 +36,8 @@ vm-test: setup ## the suites on real kernels alone; SUITE=name and ONLY=part_of_
 bpf: ## build the kernel half anew into ebpf/prebuilt (first time: minutes, for its linker)
 	@ebpf/build.sh
 
-bench: ## what saving the record and a run of the kernel half cost on this machine (as root)
+bench: ## what reading a machine, saving the record and a run of the kernel half cost on this machine (as root)
+	@built=$$(tests/build) && tests/discovery "$$built/truepin"
 	@. tests/cargo.env && cargo run --release -p truepin-tests --example record_cost
 	@. tests/cargo.env && cargo run --release -p truepin-agent --example switch_cost
 
