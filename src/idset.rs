@@ -181,7 +181,7 @@ impl<T: From<u32> + Into<u32>> IdSet<T> {
     }
 
     /// The set of a mask given in words of 32 bits, the lowest first; `None` for a member above [`MAX_ID`].
-    pub fn from_words(words: impl IntoIterator<Item = u32>) -> Option<Self> {
+    pub fn from_mask(words: impl IntoIterator<Item = u32>) -> Option<Self> {
         let mut set = Self::default();
         for (i, word) in words.into_iter().enumerate() {
             // Zero words ahead of a hostile one take no memory.
@@ -362,6 +362,17 @@ mod tests {
     }
 
     #[test]
+    fn masks() {
+        let mask = |words: &[u32]| CpuSet::from_mask(words.iter().copied()).map(|s| s.to_string());
+        assert_eq!(mask(&[]), Some(String::new()));
+        assert_eq!(mask(&[0, 0, 0]), Some(String::new()));
+        assert_eq!(mask(&[0b11, 1 << 31, 0, 1]), Some("0-1,63,96".into()));
+        assert_eq!(CpuSet::from_mask([1, 0, 0]), Some(set("0")), "no trailing words");
+        let at = |word: usize| mask(&[vec![0; word], vec![1 << 31]].concat());
+        assert_eq!((at(2047), at(2048)), (Some("65535".into()), None));
+    }
+
+    #[test]
     fn refusals_name_the_token() {
         for (text, error) in [
             ("3-1", ListError::Backwards { token: "3-1".into() }),
@@ -398,17 +409,6 @@ mod tests {
         assert!(!a.insert(CpuId(1)) && a.insert(CpuId(2)) && !a.insert(CpuId(MAX_ID + 1)));
         assert_eq!(a, set("1-2"));
         assert_eq!(a.iter().rev().collect::<Vec<_>>(), [CpuId(2), CpuId(1)]);
-    }
-
-    #[test]
-    fn masks() {
-        let mask = |words: &[u32]| CpuSet::from_words(words.iter().copied()).map(|s| s.to_string());
-        assert_eq!(mask(&[]), Some(String::new()));
-        assert_eq!(mask(&[0, 0, 0]), Some(String::new()));
-        assert_eq!(mask(&[0b11, 1 << 31, 0, 1]), Some("0-1,63,96".into()));
-        assert_eq!(CpuSet::from_words([1, 0, 0]), Some(set("0")), "no trailing words");
-        let at = |word: usize| mask(&[vec![0; word], vec![1 << 31]].concat());
-        assert_eq!((at(2047), at(2048)), (Some("65535".into()), None));
     }
 
     #[test]

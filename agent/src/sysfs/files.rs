@@ -89,7 +89,7 @@ pub(super) fn parse_mask(text: &str, path: impl Fn() -> PathBuf) -> Result<CpuSe
         }
         words.push(u32::from_str_radix(word, 16).map_err(|_| refuse())?);
     }
-    CpuSet::from_words(words).ok_or_else(refuse)
+    CpuSet::from_mask(words).ok_or_else(refuse)
 }
 
 /// A decimal number, negative ones included.

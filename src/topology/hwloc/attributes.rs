@@ -86,7 +86,7 @@ impl File<'_> {
             };
             words.push(value);
         }
-        IdSet::from_words(words).ok_or_else(refuse).map(Some)
+        IdSet::from_mask(words).ok_or_else(refuse).map(Some)
     }
 
     pub(super) fn number<N: std::str::FromStr>(
