@@ -101,6 +101,19 @@ impl<T> IdSet<T> {
         self.words.is_empty()
     }
 
+    /// Number of members of both sets, without building their intersection.
+    #[must_use]
+    pub fn common(&self, other: &Self) -> usize {
+        self.words.iter().zip(&other.words).map(|(a, b)| (a & b).count_ones() as usize).sum()
+    }
+
+    /// Order by the value of the bitmap read as a number: the set with the highest member that the other lacks is the
+    /// greater one.
+    pub(crate) fn cmp_value(&self, other: &Self) -> std::cmp::Ordering {
+        let by_length = self.words.len().cmp(&other.words.len());
+        by_length.then_with(|| self.words.iter().rev().cmp(other.words.iter().rev()))
+    }
+
     /// Whether every member is in `other`.
     #[must_use]
     pub fn is_subset(&self, other: &Self) -> bool {
@@ -111,6 +124,17 @@ impl<T> IdSet<T> {
     #[must_use]
     pub fn is_disjoint(&self, other: &Self) -> bool {
         self.words.iter().zip(&other.words).all(|(a, b)| a & b == 0)
+    }
+
+    /// The bitmap, lowest numbers first; the last word is not zero.
+    pub(crate) fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    /// From a bitmap, lowest numbers first. Bits above [`MAX_ID`] do not fit.
+    pub(crate) fn from_words(words: &[u64]) -> Self {
+        let fits = words.len().min(MAX_ID as usize / 64 + 1);
+        Self { words: SmallVec::from_slice(&words[..fits]), kind: PhantomData }.trim()
     }
 
     fn raw(&self) -> impl DoubleEndedIterator<Item = u32> + '_ {
@@ -396,6 +420,7 @@ mod tests {
         assert_eq!(a.intersection(&b), set("2-3"));
         assert_eq!(a.difference(&b), set("0-1,100"));
         assert!(set("2").is_subset(&a) && !b.is_subset(&a) && set("").is_subset(&set("")));
+        assert_eq!((a.common(&b), b.common(&a), a.common(&set(""))), (2, 2, 0));
         assert!(set("1").is_disjoint(&b) && !a.is_disjoint(&b));
         assert_eq!((a.first(), a.last(), a.len()), (Some(CpuId(0)), Some(CpuId(100)), 5));
         assert_eq!(set("").first(), None);
@@ -409,6 +434,21 @@ mod tests {
         assert!(!a.insert(CpuId(1)) && a.insert(CpuId(2)) && !a.insert(CpuId(MAX_ID + 1)));
         assert_eq!(a, set("1-2"));
         assert_eq!(a.iter().rev().collect::<Vec<_>>(), [CpuId(2), CpuId(1)]);
+    }
+
+    #[test]
+    fn order_by_value() {
+        use std::cmp::Ordering::{Equal, Greater, Less};
+        for (a, b, order) in [
+            ("", "", Equal),
+            ("", "0", Less),
+            ("3", "0-2", Greater),
+            ("0,70", "1,70", Less),
+            ("0-63", "64", Less),
+            ("5,300", "6-255", Greater),
+        ] {
+            assert_eq!((set(a).cmp_value(&set(b)), set(b).cmp_value(&set(a))), (order, order.reverse()));
+        }
     }
 
     #[test]

@@ -66,7 +66,7 @@ pub(super) struct Inventory {
     straddlers: Vec<Straddler>,
 }
 
-fn add(sizes: &mut Sizes, size: usize, count: usize) {
+pub(super) fn add(sizes: &mut Sizes, size: usize, count: usize) {
     match sizes.binary_search_by_key(&size, |s| s.0) {
         Ok(at) => sizes[at].1 += count,
         Err(at) => sizes.insert(at, (size, count)),

@@ -4,8 +4,11 @@
 //! folder per kind. A kind is one line of output, counted in records; a folder that is absent is skipped by name.
 //! The folders may hold other records of the same shape: nothing here knows a name or a count.
 
+mod assign;
 mod checkpoints;
+mod hints;
 mod machines;
+mod merge;
 mod topologies;
 
 use serde_json::Value;
@@ -25,6 +28,9 @@ struct Kind {
 
 /// In the order of the output.
 const KINDS: &[Kind] = &[
+    Kind { name: "assign", folder: "vectors", compare: assign::compare },
+    Kind { name: "hints", folder: "vectors", compare: hints::compare },
+    Kind { name: "merge", folder: "vectors", compare: merge::compare },
     Kind { name: "checkpoints", folder: "vectors", compare: checkpoints::compare },
     Kind { name: "topologies", folder: "topologies", compare: topologies::compare },
 ];
