@@ -36,7 +36,8 @@ vm-test: setup ## the suites on real kernels alone; SUITE=name and ONLY=part_of_
 bpf: ## build the kernel half anew into ebpf/prebuilt (first time: minutes, for its linker)
 	@ebpf/build.sh
 
-bench: ## what saving the record, a run of the kernel half (as root) and the kubelet's decisions cost on this machine
+bench: ## what reading a machine, saving the record, a run of the kernel half (as root) and the kubelet's decisions cost on this machine
+	@built=$$(tests/build) && tests/discovery "$$built/truepin"
 	@. tests/cargo.env && cargo run --release -p truepin-tests --example record_cost
 	@. tests/cargo.env && cargo run --release -p truepin-agent --example switch_cost
 	@. tests/cargo.env && cargo run --release -p truepin-tests --example kubelet_cost

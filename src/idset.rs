@@ -189,9 +189,9 @@ impl<T: From<u32> + Into<u32>> IdSet<T> {
         if id > MAX_ID {
             return false;
         }
-        let before = self.len();
+        let is_new = self.words.get(id as usize / 64).is_none_or(|w| w >> (id % 64) & 1 == 0);
         self.set_range(id, id);
-        self.len() > before
+        is_new
     }
 
     /// Removes `id`; true if it was there.
@@ -202,6 +202,23 @@ impl<T: From<u32> + Into<u32>> IdSet<T> {
         *w &= !(1 << (id % 64));
         *self = std::mem::take(self).trim();
         had
+    }
+
+    /// The set of a mask given in words of 32 bits, the lowest first; `None` for a member above [`MAX_ID`].
+    pub fn from_mask(words: impl IntoIterator<Item = u32>) -> Option<Self> {
+        let mut set = Self::default();
+        for (i, word) in words.into_iter().enumerate() {
+            // Zero words ahead of a hostile one take no memory.
+            if word == 0 {
+                continue;
+            }
+            if i > MAX_ID as usize / 32 {
+                return None;
+            }
+            set.words.resize(i / 2 + 1, 0);
+            set.words[i / 2] |= u64::from(word) << (i % 2 * 32);
+        }
+        Some(set)
     }
 
     /// Members in ascending order.
@@ -366,6 +383,17 @@ mod tests {
         ] {
             assert_eq!(set(text).to_string(), canonical, "{text:?}");
         }
+    }
+
+    #[test]
+    fn masks() {
+        let mask = |words: &[u32]| CpuSet::from_mask(words.iter().copied()).map(|s| s.to_string());
+        assert_eq!(mask(&[]), Some(String::new()));
+        assert_eq!(mask(&[0, 0, 0]), Some(String::new()));
+        assert_eq!(mask(&[0b11, 1 << 31, 0, 1]), Some("0-1,63,96".into()));
+        assert_eq!(CpuSet::from_mask([1, 0, 0]), Some(set("0")), "no trailing words");
+        let at = |word: usize| mask(&[vec![0; word], vec![1 << 31]].concat());
+        assert_eq!((at(2047), at(2048)), (Some("65535".into()), None));
     }
 
     #[test]

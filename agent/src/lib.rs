@@ -13,6 +13,7 @@ pub mod evidence;
 pub mod executor;
 pub mod kubelet;
 pub mod lock;
+pub mod machine;
 pub mod paths;
 pub mod procfs;
 pub mod run;

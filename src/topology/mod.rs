@@ -11,6 +11,9 @@
 //! and are -1 where firmware is silent, so no decision rests on them.
 
 mod assemble;
+pub mod devices;
+pub mod hwloc;
+pub mod machine_info;
 mod raw;
 pub mod render;
 pub mod synthetic;
@@ -19,6 +22,7 @@ mod tests;
 mod tree;
 
 pub use assemble::TopologyError;
+pub use devices::{Device, DeviceKind, RawDevice};
 pub use raw::{Level, RawGroup, RawNode, RawTopology};
 
 use crate::{

@@ -2,7 +2,7 @@
 
 pub use super::tree::tree;
 
-use super::{CpuTopology, Level};
+use super::{CpuTopology, Device, Level};
 use crate::{
     cpuset::{CpuId, CpuSet},
     nodeset::NodeId,
@@ -35,6 +35,9 @@ pub struct TopologyDoc {
     pub fingerprint: String,
     /// See [`CpuTopology::oddities`].
     pub oddities: Vec<String>,
+    /// Where devices are, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub devices: Option<Vec<Device>>,
 }
 
 /// One online CPU; every group by its leader.
@@ -105,5 +108,6 @@ pub fn document(topology: &CpuTopology) -> TopologyDoc {
             .collect(),
         fingerprint: topology.fingerprint(),
         oddities: topology.oddities().to_vec(),
+        devices: None,
     }
 }

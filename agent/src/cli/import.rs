@@ -10,6 +10,7 @@ use super::{
     ask::ask,
     output::{Failure, json, print},
     table::{Cell, table},
+    topology::machine,
 };
 use crate::{
     api::{
@@ -17,7 +18,6 @@ use crate::{
         documents::{AdoptedDoc, SetDoc},
     },
     paths::Paths,
-    sysfs,
 };
 use clap::{Args, Subcommand, ValueEnum};
 use std::{
@@ -27,7 +27,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use truepin::{
-    CpuSet, CpuTopology, NodeSet, Owner, checkpoint,
+    CpuSet, NodeSet, Owner, checkpoint,
     kubelet::{
         self, Answer, CPU_FILE, Containers, Exported, FindingDoc, ImportDoc, Input, Judgement, MEMORY_FILE,
         State,
@@ -70,7 +70,7 @@ struct KubeletArgs {
     /// Running containers: a JSON array of [container id, pod uid, name]. Files of before 1.18 need it
     #[arg(long, value_name = "FILE")]
     containers: Option<PathBuf>,
-    /// A recorded machine: the directory that holds its `sys` [default: this machine]; judges only
+    /// A recorded machine, as in `truepin topology --root` [default: this machine]; judges only
     #[arg(long, value_name = "MACHINE")]
     root: Option<PathBuf>,
     /// The configured policies: static or none for CPUs, Static, None or `BestEffort` for memory [default: as in the files]
@@ -146,7 +146,7 @@ struct KubeletExportArgs {
     /// truepin's record [default: /var/lib/truepin/checkpoint.json]
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
-    /// A recorded machine: the directory that holds its `sys` [default: this machine]
+    /// A recorded machine, as in `truepin topology --root` [default: this machine]
     #[arg(long, value_name = "MACHINE")]
     root: Option<PathBuf>,
     /// Where to write; must not exist [default: standard output]
@@ -214,11 +214,6 @@ fn containers(path: Option<&Path>) -> Result<Containers, Failure> {
     let text = String::from_utf8_lossy(&bytes);
     kubelet::parse_containers(&text)
         .map_err(|source| Failure::new(2, &FileError::Containers { path: path.into(), source }, None))
-}
-
-fn machine(root: Option<&PathBuf>, paths: &Paths) -> Result<CpuTopology, Failure> {
-    let hint = "--root expects the directory that holds sys/devices/system/cpu";
-    sysfs::topology(root.unwrap_or(&paths.sysfs)).map_err(|e| Failure::new(3, &e, Some(hint)))
 }
 
 pub(super) fn import(args: &ImportArgs, paths: &Paths) -> Result<u8, Failure> {

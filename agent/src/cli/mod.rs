@@ -82,7 +82,7 @@ enum Command {
     Status(Format),
     /// The machine
     #[command(
-        after_help = "Example:\n  truepin topology\n  truepin topology --root ./recorded-machine -o json"
+        after_help = "Example:\n  truepin topology --devices\n  truepin topology capture node7.tar.zst\n  truepin topology --root node7.tar.zst -o json"
     )]
     Topology(topology::TopologyArgs),
     /// The durable record: show, verify, compare, export

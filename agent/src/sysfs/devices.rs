@@ -1,4 +1,4 @@
-//! Where a device is: the NUMA nodes that `--near` means.
+//! Where devices are: the NUMA nodes that `--near` means, and `topology --devices`.
 //!
 //! A device is named as people name it: a PCI address (`0000:17:00.0`, `17:00.0`), a network interface (`eth0`) or a
 //! block device (`nvme0n1`, `/dev/sda1`). Its folder is found through `bus/pci` and `class`, and the folder and those
@@ -7,13 +7,23 @@
 
 use super::{
     SysfsError,
-    files::{list_or_mask, number},
+    tree::{Folder, Tree},
 };
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
+use std::path::{Path, PathBuf};
+use truepin::{
+    CpuSet, CpuTopology, NodeSet,
+    topology::{
+        DeviceKind, RawDevice,
+        devices::{is_pci_address, near},
+    },
 };
-use truepin::{CpuSet, CpuTopology, NodeId, NodeSet};
+
+/// Where devices of each kind are listed.
+pub(super) const LISTS: [(DeviceKind, &str); 3] = [
+    (DeviceKind::Pci, "sys/bus/pci/devices"),
+    (DeviceKind::Net, "sys/class/net"),
+    (DeviceKind::Block, "sys/class/block"),
+];
 
 /// Where a device is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,57 +79,139 @@ pub enum DeviceError {
 
 /// Finds the place of the device `name` below `root`.
 pub fn device(root: &Path, topology: &CpuTopology, name: &str) -> Result<DevicePlace, DeviceError> {
+    let tree = Tree::directory(root);
     let short = name.strip_prefix("/dev/").unwrap_or(name);
     // Block devices with a slash in their name have a `!` in sysfs (`cciss!c0d0`).
     let short = short.replace('/', "!");
     if short.is_empty() || short == "." || short == ".." || short.contains('\0') {
         return Err(DeviceError::Name { name: name.into() });
     }
-    let sys = root.join("sys");
+    let [(_, pci), (_, net), (_, block)] = LISTS;
     let tried = [
-        sys.join("bus/pci/devices").join(&short),
-        sys.join("bus/pci/devices").join(format!("0000:{short}")),
-        sys.join("class/net").join(&short),
-        sys.join("class/block").join(&short),
+        format!("{pci}/{short}"),
+        format!("{pci}/0000:{short}"),
+        format!("{net}/{short}"),
+        format!("{block}/{short}"),
     ];
-    let resolve = |path: &Path| match fs::canonicalize(path) {
-        Ok(folder) => Ok(Some(folder)),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(SysfsError::Read { path: path.into(), source }),
-    };
     let mut found = None;
     for path in &tried {
-        if let Some(folder) = resolve(path)? {
+        if let Some(folder) = tree.resolve(path)? {
             found = Some(folder);
             break;
         }
     }
     let Some(folder) = found else {
-        return Err(DeviceError::Unknown { name: name.into(), tried: tried.into() });
+        let tried = tried.iter().map(|p| tree.shown(p)).collect();
+        return Err(DeviceError::Unknown { name: name.into(), tried });
     };
-    let Some(top) = resolve(&sys.join("devices"))? else {
-        return Ok(DevicePlace { folder, nodes: NodeSet::new(), evidence: Evidence::Nothing });
-    };
-
-    let (nodes, evidence) = near(&folder, &top, topology)?;
-    Ok(DevicePlace { folder, nodes, evidence })
+    // Of the folder and those above it, the first that tells a place.
+    for path in above(&folder) {
+        let Some(at) = tree.folder(path)? else { continue };
+        let (node, cpus) = stated(&at)?;
+        let place = near(topology, node, cpus.as_ref());
+        let Some((nodes, cpus)) =
+            place.map_err(|node| DeviceError::Node { path: at.shown("numa_node"), node })?
+        else {
+            continue;
+        };
+        let evidence = if node.is_some_and(|n| n >= 0) {
+            Evidence::NumaNode(at.shown("numa_node"))
+        } else {
+            Evidence::LocalCpus(tree.shown(path), cpus)
+        };
+        return Ok(DevicePlace { folder: tree.shown(&folder), nodes, evidence });
+    }
+    Ok(DevicePlace { folder: tree.shown(&folder), nodes: NodeSet::new(), evidence: Evidence::Nothing })
 }
 
-/// What the device's folder and those above it say, up to `top`.
-fn near(folder: &Path, top: &Path, topology: &CpuTopology) -> Result<(NodeSet, Evidence), DeviceError> {
-    for dir in folder.ancestors().take_while(|dir| dir.starts_with(top) && *dir != top) {
-        let path = dir.join("numa_node");
-        if let Some(node) = number(&path)?.filter(|node| *node >= 0) {
-            let id = u32::try_from(node).ok().map(NodeId).filter(|id| topology.node(*id).is_some());
-            let id = id.ok_or_else(|| DeviceError::Node { path: path.clone(), node })?;
-            return Ok((NodeSet::single(id), Evidence::NumaNode(path)));
-        }
-        if let Some(cpus) = list_or_mask(dir, "local_cpulist", "local_cpus")? {
-            let nodes = topology.nodes_of(&cpus);
-            if !nodes.is_empty() && !topology.online().is_subset(&cpus) {
-                return Ok((nodes, Evidence::LocalCpus(dir.into(), cpus)));
+/// A device's folder and those above it, up to where folders are no devices.
+pub(super) fn above(folder: &str) -> impl Iterator<Item = &str> {
+    let parents = |path: &&'_ str| path.rsplit_once('/').map(|(parent, _)| parent.len());
+    std::iter::successors(Some(folder), move |path| parents(path).map(|len| &folder[..len])).take_while(
+        |path| {
+            let is_list = LISTS.iter().any(|(_, list)| list == path);
+            path.starts_with("sys/") && *path != "sys/devices" && !is_list
+        },
+    )
+}
+
+/// What one folder says: `numa_node`, and `local_cpulist` or `local_cpus`.
+pub(super) fn stated(folder: &Folder<'_>) -> Result<(Option<i64>, Option<CpuSet>), SysfsError> {
+    Ok((folder.number("numa_node")?, folder.list_or_mask("local_cpulist", "local_cpus")?))
+}
+
+/// A device as it is listed, and the folders that may tell its place.
+pub(super) struct Found {
+    pub(super) kind: DeviceKind,
+    pub(super) name: String,
+    /// Its folder; `None` for a link that leads nowhere, as in trees that were cut.
+    pub(super) folder: Option<String>,
+    /// That path, or where a link that leads nowhere points.
+    pub(super) path: String,
+}
+
+impl Found {
+    /// The PCI function that it is, or belongs to.
+    fn pci(&self) -> Option<String> {
+        self.path.split('/').rev().find(|p| is_pci_address(p)).map(Into::into)
+    }
+}
+
+/// Every device that hardware stands behind: no loopback, bridge, tunnel, loop or device-mapper device, and no partition.
+pub(super) fn list(tree: &Tree) -> Result<Vec<Found>, SysfsError> {
+    let mut all = Vec::new();
+    for (kind, path) in LISTS {
+        let Some(folder) = tree.folder(path)? else { continue };
+        let mut names = folder.names()?;
+        names.sort();
+        for name in &names {
+            let to = tree.resolve(&format!("{path}/{name}"))?;
+            let shown = to.clone().or_else(|| folder.link(name)).unwrap_or_default();
+            // `bonding_masters` is a file in the list of interfaces.
+            let is_file = to.as_ref().is_some_and(|to| matches!(tree.folder(to), Ok(None)));
+            let is_partition = kind == DeviceKind::Block
+                && shown.split('/').rev().nth(1).is_some_and(|parent| names.iter().any(|n| n == parent));
+            if shown.contains("devices/virtual/") || is_partition || is_file || name == "bonding_masters" {
+                continue;
             }
+            all.push(Found { kind, name: name.clone(), folder: to, path: shown });
         }
     }
-    Ok((NodeSet::new(), Evidence::Nothing))
+    Ok(all)
+}
+
+/// Every device of a tree with what the kernel says of its place on this machine.
+pub fn devices(tree: &Tree, topology: &CpuTopology) -> Result<Vec<RawDevice>, SysfsError> {
+    let mut raw = Vec::new();
+    for found in list(tree)? {
+        let pci = found.pci();
+        let Found { kind, name, folder, .. } = found;
+        let mut device = RawDevice { kind, name, pci, class: None, node: None, local_cpus: None };
+        for path in folder.iter().flat_map(|f| above(f)) {
+            let Some(at) = tree.folder(path)? else { continue };
+            if Some(path) == folder.as_deref() && kind == DeviceKind::Pci {
+                device.class = class(&at)?;
+            }
+            let (node, cpus) = stated(&at)?;
+            // A node that does not exist is a statement too; who places the device complains.
+            if !matches!(near(topology, node, cpus.as_ref()), Ok(None)) {
+                (device.node, device.local_cpus) = (node, cpus);
+                break;
+            }
+        }
+        raw.push(device);
+    }
+    Ok(raw)
+}
+
+/// `0x020000`.
+fn class(folder: &Folder<'_>) -> Result<Option<u32>, SysfsError> {
+    let Some(text) = folder.text("class")?.filter(|t| !t.is_empty()) else { return Ok(None) };
+    let class = text.strip_prefix("0x").and_then(|hex| u32::from_str_radix(hex, 16).ok());
+    let refuse = || SysfsError::Value {
+        path: folder.shown("class"),
+        value: text.clone(),
+        expected: "a PCI class (0x…)",
+    };
+    class.filter(|class| *class < 1 << 24).ok_or_else(refuse).map(Some)
 }

@@ -1,3 +1,6 @@
+mod archives;
+mod fuzz;
+
 use super::*;
 use std::{fs, os::unix::fs::symlink, path::Path};
 use truepin::topology::Level;
@@ -89,6 +92,49 @@ fn a_thread_is_not_opened_when_its_core_was() {
         fs::remove_dir_all(tree.path(&format!("cpu/cpu{cpu}"))).unwrap();
     }
     assert_eq!(tree.read(), Tree::new().read());
+}
+
+#[test]
+fn files_that_are_not_on_every_cpu() {
+    // A later CPU of the package has its core under the older name alone.
+    let tree = Tree::new();
+    fs::remove_file(tree.path("cpu/cpu2/topology/core_cpus_list")).unwrap();
+    tree.write("cpu/cpu2/topology/thread_siblings_list", "2,10\n");
+    assert_eq!(tree.read(), Tree::new().read());
+    // Caches at other indexes than on the CPU before: no L1 instruction cache, no L2.
+    let tree = Tree::new();
+    for cpu in [1, 9] {
+        fs::remove_dir_all(tree.path(&format!("cpu/cpu{cpu}/cache"))).unwrap();
+        tree.cache(cpu, 0, 1, "Data", "1,9");
+        tree.cache(cpu, 1, 2, "Unified", "1,9");
+        tree.cache(cpu, 2, 3, "Unified", &span(0, 2));
+    }
+    assert_eq!(tree.read(), Tree::new().read());
+    for cpu in [2, 10] {
+        fs::remove_dir_all(tree.path(&format!("cpu/cpu{cpu}/cache/index2"))).unwrap();
+    }
+    let t = tree.read();
+    assert_eq!((t.groups(Level::L2).len(), t.group_of(Level::L2, CpuId(2))), (7, None));
+    assert_eq!(groups(&t, Level::L3), groups(&Tree::new().read(), Level::L3));
+    // An L3 that the CPU before did not have, which ends at another index.
+    let tree = Tree::new();
+    for cpu in [0, 1, 8, 9] {
+        fs::remove_dir_all(tree.path(&format!("cpu/cpu{cpu}/cache/index3"))).unwrap();
+    }
+    assert_eq!(groups(&tree.read(), Level::L3), ["2-3,10-11", "4-5,12-13", "6-7,14-15"]);
+}
+
+#[test]
+fn no_die_level_is_asked_for_once() {
+    let tree = Tree::new();
+    for cpu in 0..16 {
+        tree.write(&format!("cpu/cpu{cpu}/topology/die_id"), "-1\n");
+        tree.write(&format!("cpu/cpu{cpu}/topology/die_cpus_list"), &format!("{cpu}\n"));
+    }
+    assert_eq!(groups(&tree.read(), Level::Die), ["0-3,8-11", "4-7,12-15"]);
+    // Were it asked of the second CPU, this would be an error.
+    tree.write("cpu/cpu1/topology/die_id", "x\n");
+    assert_eq!(groups(&tree.read(), Level::Die), ["0-3,8-11", "4-7,12-15"]);
 }
 
 #[test]
@@ -218,6 +264,10 @@ fn devices() {
     for name in ["", ".", ".."] {
         assert!(matches!(place(name), Err(DeviceError::Name { .. })), "{name:?}");
     }
+    // A plain folder in the list, as some recorded trees have.
+    fs::create_dir_all(root.join("sys/bus/pci/devices/0001:00:00.0")).unwrap();
+    fs::write(root.join("sys/bus/pci/devices/0001:00:00.0/local_cpus"), "00000404\n").unwrap();
+    assert_eq!(place("0001:00:00.0").unwrap().nodes.to_string(), "1");
     let unknown = place("eth9/../eth0").unwrap_err().to_string();
     assert!(unknown.starts_with("no device \"eth9/../eth0\": looked for "), "{unknown}");
 }

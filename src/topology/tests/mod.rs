@@ -1,3 +1,6 @@
+mod fuzz;
+mod sources;
+
 use super::{
     synthetic::{Numbering, Regular},
     *,
