@@ -10,6 +10,7 @@ use crate::{
     cgroup::{CgroupId, CgroupPath, CpusetFile},
     checkpoint::Extra,
     cpuset::CpuSet,
+    nodeset::{NodeId, NodeSet},
     owner::Owner,
     request::Isolation,
 };
@@ -60,9 +61,20 @@ pub struct Assignment {
     pub generation: u64,
     /// Why this set, in words.
     pub reason: String,
+    /// Memory that it asked for, bytes by NUMA node: its cgroup's memory comes from these nodes (since minor version 1).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub memory: BTreeMap<NodeId, u64>,
     /// Fields of newer minor versions of the record.
     #[serde(flatten)]
     pub extra: Extra,
+}
+
+impl Assignment {
+    /// What `cpuset.mems` is to hold; empty: it is left alone.
+    #[must_use]
+    pub fn mems(&self) -> NodeSet {
+        self.memory.keys().copied().collect()
+    }
 }
 
 /// CPUs that are an owner's before it has a cgroup, and again while its container is made anew: a pod's are decided when
@@ -222,6 +234,17 @@ impl Assignments {
         self.allocatable(online).difference(&self.exclusive())
     }
 
+    /// Memory that owners have asked for, bytes by node.
+    #[must_use]
+    pub fn claimed_memory(&self) -> BTreeMap<NodeId, u64> {
+        let mut claimed = BTreeMap::new();
+        for (node, bytes) in self.owners.values().flat_map(|a| &a.memory) {
+            let sum: &mut u64 = claimed.entry(*node).or_default();
+            *sum = sum.saturating_add(*bytes);
+        }
+        claimed
+    }
+
     /// The owner whose cgroup is `path`.
     #[must_use]
     pub fn owner_of(&self, path: &CgroupPath) -> Option<(&Owner, &Assignment)> {
@@ -335,6 +358,7 @@ impl Assignments {
             isolation: p.isolation,
             generation,
             reason: p.reason,
+            memory: BTreeMap::new(),
             original: p.original,
             extra: p.extra,
         };
@@ -402,6 +426,7 @@ mod tests {
             isolation: Isolation::Auto,
             generation: 1,
             reason: String::new(),
+            memory: BTreeMap::new(),
             original: None,
             extra: Extra::new(),
         }

@@ -159,11 +159,14 @@ pub enum CpusetFile {
     /// `cpuset.cpus.partition`: member, root or isolated.
     #[serde(rename = "cpuset.cpus.partition")]
     Partition,
+    /// `cpuset.mems`: the NUMA nodes that memory comes from.
+    #[serde(rename = "cpuset.mems")]
+    Mems,
 }
 
 impl CpusetFile {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Cpus, Self::Exclusive, Self::Partition];
+    pub const ALL: [Self; 4] = [Self::Cpus, Self::Exclusive, Self::Partition, Self::Mems];
 
     /// The file's name in the cgroup's directory.
     #[must_use]
@@ -172,6 +175,7 @@ impl CpusetFile {
             Self::Cpus => "cpuset.cpus",
             Self::Exclusive => "cpuset.cpus.exclusive",
             Self::Partition => "cpuset.cpus.partition",
+            Self::Mems => "cpuset.mems",
         }
     }
 

@@ -8,6 +8,9 @@
 //! | cgroupfs | `kubepods[/burstable\|/besteffort]/pod<uid>` | `<id>`; CRI-O: `crio-<id>` |
 //! | systemd | `kubepods.slice[/…]/kubepods[-burstable\|-besteffort]-pod<uid with _>.slice` | `cri-containerd-<id>.scope`, `crio-<id>.scope`, `docker-<id>.scope` |
 //!
+//! A kubelet with a `--cgroup-root` (as in nested clusters) has `kubepods` one level down: `kubelet/kubepods/…`, or
+//! `kubelet.slice/kubelet-kubepods.slice/…` with the names of all slices below beginning so.
+//!
 //! Source: kubelet 1.36 `cm/pod_container_manager_linux.go` and `cm/cgroup_manager_linux.go`; containerd
 //! `getCgroupsPath`; CRI-O `cgmgr`.
 //! Steps: find the pod's directory among the path's parts, below one named `kubepods`; what lies directly below it is
@@ -36,7 +39,7 @@ pub enum Place {
 #[must_use]
 pub fn place(path: &CgroupPath) -> Option<Place> {
     let parts: Vec<&str> = path.as_str().split('/').collect();
-    let root = parts.iter().position(|p| *p == "kubepods" || *p == "kubepods.slice")?;
+    let root = parts.iter().position(|p| *p == "kubepods" || after_root(p) == Some("kubepods.slice"))?;
     let at = (root + 1..parts.len()).find(|i| pod_uid(parts[*i]).is_some())?;
     let uid = pod_uid(parts[at])?;
     match &parts[at + 1..] {
@@ -49,12 +52,21 @@ pub fn place(path: &CgroupPath) -> Option<Place> {
 /// Whether pods may lie below: the directories to walk through.
 #[must_use]
 pub fn leads_to_pods(name: &str) -> bool {
-    matches!(name, "kubepods" | "burstable" | "besteffort" | "kubepods.slice")
-        || matches!(name, "kubepods-burstable.slice" | "kubepods-besteffort.slice")
+    matches!(name, "kubelet" | "kubelet.slice" | "kubepods" | "burstable" | "besteffort")
+        || matches!(
+            after_root(name),
+            Some("kubepods.slice" | "kubepods-burstable.slice" | "kubepods-besteffort.slice")
+        )
+}
+
+/// A slice's name without the one of the cgroup root of a kubelet: `kubelet-kubepods.slice` is `kubepods.slice` there.
+fn after_root(name: &str) -> Option<&str> {
+    name.strip_suffix(".slice")?;
+    Some(name.strip_prefix("kubelet-").unwrap_or(name))
 }
 
 fn pod_uid(name: &str) -> Option<String> {
-    let uid = match name.strip_suffix(".slice") {
+    let uid = match after_root(name).and_then(|n| n.strip_suffix(".slice")) {
         Some(slice) => {
             let slice = slice.strip_prefix("kubepods-")?;
             let pod =
@@ -104,8 +116,14 @@ mod tests {
             format!("kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{under}.slice"),
             // kind and other nested kubelets.
             format!("kubelet/kubepods/pod{UID}"),
+            format!("kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{under}.slice"),
+            format!(
+                "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod{under}.slice"
+            ),
         ];
         for pod in &pods {
+            let mut way = pod.split('/').rev().skip(1);
+            assert!(way.all(leads_to_pods), "{pod}");
             assert_eq!(read(pod), Some(Place::Pod { uid: UID.into() }), "{pod}");
             for name in [
                 ID.to_owned(),

@@ -122,6 +122,8 @@ pub enum Value {
     Cpus(CpuSet),
     /// A partition state.
     Partition(PartitionKind),
+    /// A node list; empty means inherit.
+    Mems(NodeSet),
 }
 
 impl fmt::Display for Value {
@@ -129,6 +131,7 @@ impl fmt::Display for Value {
         match self {
             Self::Cpus(set) => set.fmt(f),
             Self::Partition(kind) => kind.fmt(f),
+            Self::Mems(set) => set.fmt(f),
         }
     }
 }

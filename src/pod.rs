@@ -159,6 +159,7 @@ impl Pod {
                 whole_cores: false,
                 near: crate::nodeset::NodeSet::new(),
                 isolation,
+                memory: 0,
             });
         }
         Ok(requests)

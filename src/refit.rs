@@ -97,6 +97,7 @@ fn most(
             whole_cores: false,
             near: topology.nodes_of(kept),
             isolation: Isolation::Auto,
+            memory: 0,
         };
         if let Ok(placed) = placement::place(topology, allocatable, free, &request)
             && allowed(&placed.cpus)
@@ -146,6 +147,7 @@ mod tests {
                 isolation: Isolation::Auto,
                 generation: 1,
                 reason: String::new(),
+                memory: std::collections::BTreeMap::new(),
                 extra: Extra::new(),
             };
             (format!("run/{name}").parse().unwrap(), a)

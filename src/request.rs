@@ -64,4 +64,7 @@ pub struct Request {
     /// How exclusivity is to be had.
     #[serde(default)]
     pub isolation: Isolation,
+    /// Bytes of memory that are to be on the nodes of the CPUs; 0: memory comes from wherever the kernel takes it.
+    #[serde(default)]
+    pub memory: u64,
 }

@@ -79,6 +79,9 @@ impl Sources {
             // A position of an agent before this one may be anything.
             let admitted = report.position.map_or(self.count, |p| p.min(self.count));
             *heard = Some(Heard { pods: report.pods, admitted });
+            // What every report knows of needs no date any more.
+            let oldest = self.heard.values().map(|h| h.as_ref().map_or(0, |h| h.admitted)).min();
+            self.admitted.retain(|_, at| Some(*at) > oldest);
         }
         Ok(())
     }
@@ -175,6 +178,19 @@ mod tests {
         s.admitted("c");
         s.hear(SourceReport { position: Some(u64::MAX), ..report("api", true, &["c"]) }).unwrap();
         assert!(!s.is_stale("c", false));
+    }
+
+    #[test]
+    fn nothing_grows_with_the_pods_that_were() {
+        let mut s = Sources::new(&set(&["api", "file"]));
+        for n in 0..100 {
+            s.admitted(&format!("p{n}"));
+            s.hear(report("api", true, &["p99"])).unwrap();
+        }
+        assert_eq!(s.admitted.len(), 100, "the other source has said nothing yet");
+        s.hear(report("file", true, &[])).unwrap();
+        assert!(s.admitted.is_empty());
+        assert!(s.is_stale("p0", false) && !s.is_stale("p99", false));
     }
 
     #[test]

@@ -229,4 +229,30 @@ mod tests {
         // Nothing keeps the root cgroup's tasks out of a member's CPUs: said as a blind spot, not found as a fault.
         assert_eq!(tids(Mode::Member), [3, 4]);
     }
+
+    #[test]
+    fn a_cgroup_without_files_is_a_fault_of_who_is_enforced() {
+        use crate::observed::{CgroupKind, CgroupObserved};
+        let path: CgroupPath = "a".parse().unwrap();
+        let cgroup = CgroupObserved {
+            id: crate::cgroup::CgroupId(1),
+            cpuset: None,
+            enables_cpuset: false,
+            populated: true,
+            has_processes: true,
+            kind: CgroupKind::Domain,
+        };
+        let observed =
+            Observed { cgroups: [(path.clone(), cgroup)].into(), online: set("0-7"), copied: false };
+        for (mode, faults) in [(Mode::Partition, 1), (Mode::Member, 1), (Mode::Audit, 0)] {
+            let owner: Owner = "cgroup/a".parse().unwrap();
+            let owner =
+                OwnerCgroup { owner, cpus: set("2-3"), mems: "".parse().unwrap(), mode, created: false };
+            let desired = Desired { owners: [(path.clone(), owner)].into(), ..Desired::default() };
+            let found = sets(&desired, &observed);
+            assert_eq!(found.iter().filter(|f| f.fault == SetFault::NoFiles).count(), faults, "{mode:?}");
+            // One that is not there has no files either, and is not this fault.
+            assert_eq!(sets(&desired, &Observed { cgroups: [].into(), ..observed.clone() }), []);
+        }
+    }
 }

@@ -34,22 +34,29 @@ fn names(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|n| (*n).to_owned()).collect()
 }
 
-/// A node; `sources` say which pods are active.
-fn node(sources: &[&str]) -> Sim {
-    let regular =
-        Regular { packages: 2, nodes: 1, l3: 1, cores: 2, threads: 2, numbering: Numbering::ThreadsAdjacent };
-    let behaviour = Behaviour::strict();
-    let mut kernel = FakeKernel::new(behaviour, cpus("0-7"), "0-1".parse().unwrap());
+/// As it is after a boot.
+fn booted(online: &str) -> FakeKernel {
+    let mut kernel = FakeKernel::new(Behaviour::strict(), cpus("0-7"), "0-1".parse().unwrap());
+    for cpu in cpus("0-7").difference(&cpus(online)).iter() {
+        kernel.set_online(cpu, false).unwrap();
+    }
     kernel.write_file(&p(""), "cgroup.subtree_control", "+cpuset").unwrap();
     for path in ["kubepods", "system.slice"] {
         kernel.mkdir(&p(path)).unwrap();
     }
     kernel.write_file(&p("kubepods"), "cgroup.subtree_control", "+cpuset").unwrap();
     kernel.spawn(&p("system.slice"), 1, TaskTraits::default()).unwrap();
+    kernel
+}
+
+/// A node; `sources` say which pods are active.
+fn node(sources: &[&str]) -> Sim {
+    let regular =
+        Regular { packages: 2, nodes: 1, l3: 1, cores: 2, threads: 2, numbering: Numbering::ThreadsAdjacent };
     let topology = CpuTopology::assemble(&regular.raw()).unwrap();
-    let mut setup = Setup::plain(topology, cpus("0-1"), behaviour.exclusive_file);
+    let mut setup = Setup::plain(topology, cpus("0-1"), Behaviour::strict().exclusive_file);
     setup.settings.sources = names(sources);
-    let mut sim = Sim::new(setup, kernel);
+    let mut sim = Sim::new(setup, booted("0-7"));
     sim.eyes.log = Some(Vec::new());
     sim
 }
@@ -359,6 +366,108 @@ fn a_container_made_anew_keeps_its_owners_set() {
             "the newer one"
         );
     }
+}
+
+#[test]
+fn after_a_reboot_pods_wait_for_their_containers() {
+    let mut sim = node(&[]);
+    admitted(&mut sim, &pod("a", &[("c", 2)]));
+    admitted(&mut sim, &pod("b", &[("c", 2)]));
+    make(&mut sim, "a", 1);
+    created(&mut sim, "a", "c", 1);
+    // Of b there was a container once.
+    make(&mut sim, "b", 2);
+    created(&mut sim, "b", "c", 2);
+    unmake(&mut sim, "b", 2);
+    sim.tick().unwrap();
+    assert!(sim.state.assignments.promised[&owner("pod/b/c")].made);
+    sim.reboot(booted("0-7")).unwrap();
+    assert!(sim.state.containers.is_empty(), "no runtime starts a container of the boot before again");
+    // The agent is up before the kubelet: the tree has no pods yet.
+    for _ in 0..2 {
+        tree(&mut sim, &[], &[]);
+        sim.tick().unwrap();
+        assert_eq!((exclusive(&sim).as_str(), gone(&sim)), ("2-5", vec![]), "{}", log(&sim));
+    }
+    settled(&mut sim);
+    make(&mut sim, "a", 3);
+    tree(&mut sim, &["a"], &[("a", Some("c"), 3)]);
+    settled(&mut sim);
+    assert_eq!(effective(&sim, &home("a", 3)), cpus("2-3"));
+    assert_eq!(remove(&mut sim, "b"), ["pod/b/c"]);
+    assert_eq!(exclusive(&sim), "2-3");
+}
+
+#[test]
+fn a_table_that_was_fitted_after_a_reboot_is_what_a_full_disk_leaves() {
+    let mut sim = node(&[]);
+    admitted(&mut sim, &pod("a", &[("c", 2)]));
+    make(&mut sim, "a", 1);
+    created(&mut sim, "a", "c", 1);
+    let slice = sim.state.first.clone();
+    sim.disk.full = true;
+    // CPU 3 did not come back.
+    let setup = std::sync::Arc::make_mut(&mut sim.setup);
+    let mut raw =
+        Regular { packages: 2, nodes: 1, l3: 1, cores: 2, threads: 2, numbering: Numbering::ThreadsAdjacent }
+            .raw();
+    raw.online = Some(cpus("0-2,4-7"));
+    setup.topology = CpuTopology::assemble(&raw).unwrap();
+    sim.reboot(booted("0-2,4-7")).unwrap();
+    sim.tick().unwrap();
+    let set = |sim: &Sim| sim.state.assignments.cpus_of(&owner("pod/a/c")).unwrap().clone();
+    let fitted = set(&sim);
+    assert!(fitted.len() == 2 && !fitted.contains(truepin::CpuId(3)), "{fitted}\n{}", log(&sim));
+    // Somebody asks, and that cannot be saved: back to what this boot may use, not to what the boot before had.
+    let answer = admit(&mut sim, &pod("b", &[("c", 2)]));
+    assert!(matches!(answer, Answer::Refused(AdmitError::NotDurable(_))), "{answer:?}");
+    assert_eq!((set(&sim), sim.state.first.is_empty() || slice.is_empty()), (fitted.clone(), true));
+    sim.disk.full = false;
+    sim.tick().unwrap();
+    settled(&mut sim);
+    assert_eq!(sim.disk.record().unwrap().assignments.cpus_of(&owner("pod/a/c")), Some(&fitted));
+}
+
+#[test]
+fn a_container_that_ends_has_a_last_verdict() {
+    let mut sim = node(&[]);
+    admitted(&mut sim, &pod("a", &[("c", 2)]));
+    make(&mut sim, "a", 1);
+    created(&mut sim, "a", "c", 1);
+    sim.probe.foreign_ns.insert(truepin::CpuId(2), 5_000_000);
+    sim.wait(1_000_000_000);
+    unmake(&mut sim, "a", 1);
+    sim.tick().unwrap();
+    let last = sim.verdict(&owner("pod/a/c")).unwrap();
+    assert_eq!(last.judgement, truepin::verdict::Judgement::Violated, "{last:?}");
+    // Its successor begins with a clean slate.
+    sim.probe.foreign_ns.clear();
+    make(&mut sim, "a", 2);
+    created(&mut sim, "a", "c", 2);
+    sim.wait(1_000_000_000);
+    let next = sim.verdict(&owner("pod/a/c")).unwrap();
+    assert_eq!(next.judgement, truepin::verdict::Judgement::Held, "{next:?}");
+    // Replaced before anybody looked: the verdict since the assignment says that a part was not judged.
+    make(&mut sim, "a", 3);
+    created(&mut sim, "a", "c", 3);
+    sim.wait(1_000_000_000);
+    let both = sim.verdict(&owner("pod/a/c")).unwrap();
+    assert_eq!(both.judgement, truepin::verdict::Judgement::Inconclusive, "{both:?}");
+    assert!(both.reasons.iter().any(|r| r.contains("made anew")), "{both:?}");
+    settled(&mut sim);
+}
+
+#[test]
+fn reserved_cpus_that_cannot_be_replaced_are_a_problem() {
+    let mut sim = node(&[]);
+    admitted(&mut sim, &pod("a", &[("c", 4)]));
+    admitted(&mut sim, &pod("b", &[("c", 2)]));
+    std::sync::Arc::make_mut(&mut sim.setup).reserved = cpus("0-1,4-7");
+    sim.restart().unwrap();
+    sim.tick().unwrap();
+    let problems: Vec<String> = sim.state.problems().map(ToString::to_string).collect();
+    assert!(problems.iter().any(|p| p.contains("4-7 of pod/a/c are reserved")), "{problems:?}");
+    assert_eq!(exclusive(&sim), "2-7");
 }
 
 #[test]

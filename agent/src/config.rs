@@ -12,6 +12,7 @@ use std::{
 };
 use truepin::{
     CgroupPath, CpuSet, Owner,
+    placement::{self, Scope, Strategy, kubelet::StaticOptions},
     plan::Role,
     request::{AlignmentPolicy, Isolation},
 };
@@ -25,6 +26,10 @@ pub struct Config {
     pub reserved: Reserve,
     /// Keep the shared pool off them too.
     pub strict_reserved: bool,
+    /// How CPUs are chosen.
+    pub strategy: Strategy,
+    /// What is decided on together.
+    pub scope: Scope,
     /// For requests that do not say.
     pub numa: AlignmentPolicy,
     /// For requests that do not say.
@@ -90,11 +95,13 @@ pub struct Sources {
     pub writers: bool,
     /// Who says which pods are active (`POST /v1/sources`); none: the cgroup tree does.
     pub pods: BTreeSet<String>,
+    /// The socket of the runtime that is asked for names of containers (CRI v1); none: nobody is asked.
+    pub cri: Option<PathBuf>,
 }
 
 impl Default for Sources {
     fn default() -> Self {
-        Self { bpf: true, notify: true, writers: true, pods: BTreeSet::new() }
+        Self { bpf: true, notify: true, writers: true, pods: BTreeSet::new(), cri: None }
     }
 }
 
@@ -176,12 +183,28 @@ const KNOWN: [(&str, &[&str]); 5] = [
         ],
     ),
     ("limits", &["repairs-per-minute"]),
-    ("sources", &["bpf", "notify", "writers", "pods"]),
+    ("sources", &["bpf", "notify", "writers", "pods", "cri"]),
     ("budgets", &["unbound-kthread"]),
     ("cgroup", &["path", "role", "owner", "cpus"]),
 ];
 
-const NOT_SERVED: [&str; 4] = ["options", "unit", "api", "journal"];
+const NOT_SERVED: [&str; 3] = ["unit", "api", "journal"];
+
+#[derive(Default, Clone, Copy, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum StrategyWord {
+    #[default]
+    Best,
+    Kubelet,
+}
+
+#[derive(Default, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum ScopeWord {
+    #[default]
+    Container,
+    Pod,
+}
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
@@ -189,9 +212,10 @@ struct File {
     mode: RunMode,
     reserved: Option<Reserve>,
     strict_reserved: bool,
-    strategy: Option<String>,
+    strategy: StrategyWord,
+    options: Vec<String>,
     numa: AlignmentPolicy,
-    scope: Option<String>,
+    scope: ScopeWord,
     isolation: Isolation,
     on_intrusion: Option<String>,
     tick: Option<String>,
@@ -211,6 +235,27 @@ struct Limits {
 #[serde(default, rename_all = "kebab-case")]
 struct Budgets {
     unbound_kthread: Option<String>,
+}
+
+impl File {
+    /// The strategy with its options; those are the kubelet's.
+    fn strategy(&self) -> Result<Strategy, String> {
+        if self.strategy == StrategyWord::Best {
+            return match self.options.as_slice() {
+                [] => Ok(Strategy::Best),
+                [first, ..] => Err(format!("options = [{first:?}]: options go with strategy = \"kubelet\"")),
+            };
+        }
+        let (closest, others): (Vec<&str>, Vec<&str>) =
+            self.options.iter().map(String::as_str).partition(|name| *name == placement::CLOSEST);
+        let options = StaticOptions::parse(others).map_err(|e| format!("options: {e}"))?;
+        Ok(Strategy::Kubelet { options, closest: !closest.is_empty() })
+    }
+}
+
+/// Whether the kubelet's own option asks for what `strict-reserved` does.
+fn strict(strategy: Strategy) -> bool {
+    matches!(strategy, Strategy::Kubelet { options, .. } if options.strict_reservation)
 }
 
 impl Config {
@@ -248,8 +293,7 @@ impl Config {
             }
             _ => Ok(()),
         };
-        only("strategy", file.strategy.as_deref(), "best")?;
-        only("scope", file.scope.as_deref(), "container")?;
+        let strategy = file.strategy().map_err(&content)?;
         only("on-intrusion", file.on_intrusion.as_deref(), "report")?;
         let tick = file.tick.as_deref().unwrap_or("30s");
         let tick = humantime::parse_duration(tick).map_err(|e| content(format!("tick = {tick:?}: {e}")))?;
@@ -260,6 +304,12 @@ impl Config {
         let kthread_budget_ns_per_s = rate(budget).ok_or_else(|| {
             content(format!("budgets.unbound-kthread = {budget:?}: expected e.g. \"10ms/s\""))
         })?;
+        if let Some(cri) = file.sources.cri.as_ref().filter(|p| !p.is_absolute()) {
+            return Err(content(format!(
+                "sources.cri = {}: expected the path of a socket, such as \"/run/containerd/containerd.sock\"",
+                cri.display()
+            )));
+        }
         check_owners(&file, &content)?;
         for rule in &file.cgroup {
             let named = |what: &str| content(format!("[[cgroup]] {}: {what}", rule.path));
@@ -275,8 +325,13 @@ impl Config {
         let config = Self {
             mode: file.mode,
             reserved: file.reserved.unwrap_or(Reserve::Count(1)),
-            strict_reserved: file.strict_reserved,
+            strict_reserved: file.strict_reserved || strict(strategy),
             numa: file.numa,
+            scope: match file.scope {
+                ScopeWord::Container => Scope::Container,
+                ScopeWord::Pod => Scope::Pod,
+            },
+            strategy,
             isolation: file.isolation,
             tick,
             repairs_per_minute: file.limits.repairs_per_minute.unwrap_or(3),
@@ -390,6 +445,7 @@ mod tests {
             repairs-per-minute = 1000
             [sources]
             bpf = false
+            cri = "/run/crio/crio.sock"
             [budgets]
             unbound-kthread = "500us/s"
             [[cgroup]]
@@ -404,7 +460,20 @@ mod tests {
         )
         .unwrap();
         assert_eq!(c.tick, Duration::from_mins(10));
+        assert_eq!((c.strategy, c.scope), (Strategy::Best, Scope::Container));
+        let kubelet = parse(
+            r#"
+            strategy = "kubelet"
+            options = ["prefer-closest-numa-nodes", "strict-cpu-reservation", "align-by-socket"]
+            scope = "pod"
+            "#,
+        )
+        .unwrap();
+        let name = "kubelet:align-by-socket,strict-cpu-reservation,prefer-closest-numa-nodes";
+        assert_eq!((kubelet.strategy.to_string().as_str(), kubelet.scope), (name, Scope::Pod));
+        assert!(kubelet.strict_reserved);
         assert_eq!((c.sources.bpf, c.sources.notify), (false, true));
+        assert_eq!(c.sources.cri.as_deref(), Some(Path::new("/run/crio/crio.sock")));
         assert_eq!(c.kthread_budget_ns_per_s, 500_000);
         assert_eq!(c.cgroups[0].cpus, Some(Reserve::Cpus("4-5".parse().unwrap())));
         assert_eq!(c.cgroups[1].role, Role::Ignore);
@@ -425,8 +494,18 @@ mod tests {
             ),
             ("[[cgroup]]\npath = \"a\"\nrole = \"pool\"\ncpu = 2", "did you mean `cgroup.cpus`?"),
             ("zzz = 1", "unknown key `zzz`"),
-            ("strategy = \"kubelet\"", "`strategy = \"kubelet\"` is not served"),
+            ("strategy = \"worst\"", "worst"),
+            ("options = [\"full-pcpus-only\"]", "options go with strategy = \"kubelet\""),
+            ("strategy = \"kubelet\"\noptions = [\"x\"]", "unknown option \"x\""),
+            (
+                "strategy = \"kubelet\"\noptions = [\"full-pcpus-only\", \"distribute-cpus-across-cores\"]",
+                "exclude each other",
+            ),
             ("[journal]\nx = 1", "`journal` is not served"),
+            (
+                "[sources]\ncri = \"unix:///run/c.sock\"",
+                "sources.cri = unix:///run/c.sock: expected the path",
+            ),
             ("tick = \"1\"", "tick = \"1\""),
             ("tick = \"1ms\"", "shorter than 100 ms"),
             ("mode = \"enforced\"", "enforced"),

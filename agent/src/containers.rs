@@ -1,10 +1,11 @@
 //! The pods and containers that the cgroup tree has, with names from where the runtimes keep their bundles.
 //!
 //! Steps: walk down the directories that lead to pods (two levels), list each pod's children; a container that is not
-//! known yet gets its name from the annotations of its OCI bundle, or from a file that the operator gives. What cannot be
-//! found out stays without a name: a finding, never an error.
+//! known yet gets its name from a file that the operator gives, from the annotations of its OCI bundle, or from the runtime
+//! where one may be asked ([`Scanner::look`]). What cannot be found out stays without a name: a finding, never an error.
 //! Cost: one directory read for each pod; bundles are read once for each container.
 
+use crate::cri::{Cri, Said};
 use serde::Deserialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -80,7 +81,7 @@ pub struct Tree {
 }
 
 /// Where to look.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Scanner {
     /// The root cgroup's directory.
     pub cgroups: PathBuf,
@@ -88,6 +89,8 @@ pub struct Scanner {
     pub root: PathBuf,
     /// Given by the operator.
     pub names: Names,
+    /// The runtime, if it may be asked.
+    pub cri: Option<Cri>,
     /// Sandboxes, which are nobody's containers.
     sandboxes: BTreeSet<ContainerId>,
 }
@@ -109,7 +112,7 @@ impl Scanner {
     /// Nothing is read yet.
     #[must_use]
     pub fn new(cgroups: &Path, root: &Path, names: Names) -> Self {
-        Self { cgroups: cgroups.into(), root: root.into(), names, sandboxes: BTreeSet::new() }
+        Self { cgroups: cgroups.into(), root: root.into(), names, cri: None, sandboxes: BTreeSet::new() }
     }
 
     /// Looks. `known` containers keep their names.
@@ -131,7 +134,11 @@ impl Scanner {
                 }
             }
         }
-        self.sandboxes.retain(|s| found.iter().any(|(id, ..)| id == s));
+        let there: BTreeSet<&str> = found.iter().map(|(id, ..)| id.as_str()).collect();
+        self.sandboxes.retain(|s| there.contains(s.as_str()));
+        if let Some(cri) = &mut self.cri {
+            cri.retain(&there);
+        }
         for (id, uid, path, cgroup) in found {
             let name = if known.contains_key(&id) {
                 None
@@ -146,6 +153,26 @@ impl Scanner {
         }
         tree.containers.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(tree)
+    }
+
+    /// Looks, and has the runtime asked about containers that have no name yet; those that it was not yet heard about are
+    /// left out. `now_ns` is `CLOCK_MONOTONIC`.
+    pub fn look(&mut self, known: &ContainerMap, now_ns: u64) -> Result<Tree, TreeError> {
+        let scanned = self.scan(known);
+        let Some(cri) = &mut self.cri else { return scanned };
+        match scanned {
+            Ok(mut tree) => {
+                let nameless = |c: &Sighting| c.name.is_none() && !known.contains_key(&c.id);
+                let of = tree.containers.iter().filter(|c| nameless(c));
+                cri.want(of.map(|c| (c.id.clone(), c.uid.clone())), now_ns);
+                tree.containers.retain(|c| !(nameless(c) && cri.is_pending(&c.id)));
+                Ok(tree)
+            }
+            Err(error) => {
+                cri.want_nothing();
+                Err(error)
+            }
+        }
     }
 
     /// The cgroup of one container, and its pod, wherever it is.
@@ -181,7 +208,12 @@ impl Scanner {
         if self.sandboxes.contains(id) {
             return Named::Sandbox;
         }
-        let named = BUNDLES.iter().find_map(|b| self.bundle(&b.replace("{id}", id.as_str())));
+        let bundle = BUNDLES.iter().find_map(|b| self.bundle(&b.replace("{id}", id.as_str())));
+        let asked = || match self.cri.as_ref()?.said(id)? {
+            Said::Container { uid: of, name } => (of == uid).then(|| Named::Container(name.clone())),
+            Said::Sandbox => Some(Named::Sandbox),
+        };
+        let named = bundle.or_else(asked);
         if matches!(named, Some(Named::Sandbox)) {
             self.sandboxes.insert(id.clone());
         }

@@ -7,7 +7,8 @@
 
 use crate::{
     cgroupfs::CgroupFs,
-    containers::Scanner,
+    containers::{Scanner, TreeError},
+    cri,
     evidence::{Collector, EvidenceError},
     executor, procfs,
     store::{Store, chain},
@@ -15,7 +16,7 @@ use crate::{
     writers::Writers,
 };
 use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     fs,
     sync::Arc,
 };
@@ -126,7 +127,11 @@ impl Engine {
 
     /// Reads which pods and containers there are, and acts on it.
     pub fn look_at_tree(&mut self) {
-        match self.scanner.scan(&self.state.containers) {
+        let looked = self.scanner.look(&self.state.containers, now_ns());
+        for found in self.scanner.cri.as_mut().map(cri::Cri::reports).unwrap_or_default() {
+            self.drive(Event::Found(found));
+        }
+        match looked {
             Ok(tree) => {
                 // Most hosts have no pods.
                 if !(tree.pods.is_empty() && self.pods_seen.is_empty() && self.state.has_no_pods()) {
@@ -136,6 +141,43 @@ impl Engine {
             }
             Err(error) => tracing::warn!("pods: {}", chain(&error)),
         }
+    }
+
+    /// At start: asks the runtime about containers that have no name, if there are any, and waits for it a little.
+    pub fn first_names(&mut self) {
+        // A tree that cannot be read is said by the look that acts on it.
+        if self.scanner.look(&self.state.containers, now_ns()).is_ok()
+            && let Some(cri) = &mut self.scanner.cri
+        {
+            cri.wait(cri::AT_START, now_ns);
+        }
+    }
+
+    /// Takes what the runtime has answered, if it has.
+    pub fn hear_names(&mut self) {
+        if self.scanner.cri.as_mut().is_some_and(|c| c.hear(now_ns())) {
+            self.look_at_tree();
+        }
+    }
+
+    /// The runtime that is asked for names, readable when it has answered.
+    #[must_use]
+    pub fn cri(&self) -> Option<&cri::Cri> {
+        self.scanner.cri.as_ref()
+    }
+
+    /// The containers that the cgroup tree has now, as far as their names can be found out: id to pod uid and name.
+    pub fn running(&mut self) -> Result<BTreeMap<String, (String, String)>, TreeError> {
+        let tree = self.scanner.scan(&self.state.containers)?;
+        let known = &self.state.containers;
+        let named = tree.containers.into_iter().filter_map(|c| {
+            let name = c.name.or_else(|| match &known.get(&c.id)?.owner {
+                Owner::Pod { container, .. } => Some(container.clone()),
+                _ => None,
+            })?;
+            Some((c.id.into(), (c.uid, name)))
+        });
+        Ok(named.collect())
     }
 
     /// Where a container is, if its cgroup is there.
@@ -298,6 +340,11 @@ impl Engine {
         self.drive(Event::Disturbed { writes, departures });
         if files || self.applied > before { Gathered::Something } else { Gathered::IdleDepartures }
     }
+}
+
+/// `CLOCK_MONOTONIC`; 0 when it cannot be read, which has never been seen.
+pub(crate) fn now_ns() -> u64 {
+    procfs::now().map_or(0, |n| n.mono_ns)
 }
 
 fn log(finding: &Finding) {

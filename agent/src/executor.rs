@@ -40,6 +40,7 @@ fn reads_back(kernel: &mut impl Kernel, step: &Step) -> Result<bool, KernelError
         (CpusetFile::Partition, Value::Partition(kind)) => {
             files.partition.as_ref().is_some_and(|p| p.kind == *kind && p.invalid.is_none())
         }
+        (CpusetFile::Mems, Value::Mems(set)) => files.mems == *set,
         _ => false,
     })
 }

@@ -2,11 +2,14 @@
 //!
 //! Problem: two managers of one node's CPUs undo each other. Whether a kubelet is one of them is said by its command line,
 //! by its configuration, or by the state file that it keeps; a file that a kubelet of the past left behind says nothing.
-//! Steps: find a process named `kubelet`; then its flags, the file that `--config` names, and its state.
+//! Steps: find a process named `kubelet`; then its flags, the file that `--config` names, and its state. One that starts
+//! later is noticed at the tick by what a kubelet makes anew when it starts: three calls of stat(2), and processes are
+//! looked through only when one of these files has changed.
 //! Source: kubelet 1.36 `cmd/kubelet/app/options`, `pkg/kubelet/apis/config/types.go`.
 
 use std::{
     fs,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
@@ -56,10 +59,61 @@ pub fn static_policy(proc: &Path, root: &Path) -> Option<Static> {
         let line = fs::read(proc.join(pid.to_string()).join("cmdline")).ok()?;
         let args: Vec<String> =
             line.split(|b| *b == 0).map(|a| String::from_utf8_lossy(a).into_owned()).collect();
+        // In a container its paths are those of its own root.
+        let own = proc.join(pid.to_string()).join("root");
+        let contained = fs::read_link(&own).is_ok_and(|to| to != Path::new("/"));
+        let root = if contained { own.as_path() } else { root };
         let below = |path: &str| root.join(path.trim_start_matches('/'));
         let dir = below(flag(&args, "root-dir").unwrap_or(DIR));
         let says = says(&args, &dir, below)?;
         Some(Static { pid, dir, says })
+    })
+}
+
+/// Below the kubelet's directory: sockets that it binds anew at every start (`cm/devicemanager`, `apis/podresources`), and
+/// the state that one with the static policy keeps.
+const SIGNS: [&str; 3] =
+    ["pod-resources/kubelet.sock", "device-plugins/kubelet.sock", truepin::kubelet::CPU_FILE];
+
+/// Notices a kubelet that begins to give out CPUs while truepin does. One with another `--root-dir` than [`DIR`] is not
+/// noticed.
+#[derive(Debug)]
+pub struct Lookout {
+    proc: PathBuf,
+    root: PathBuf,
+    /// Inode and time of change of each of [`SIGNS`].
+    signs: [Option<(u64, i64, i64)>; SIGNS.len()],
+    told: Option<u32>,
+}
+
+impl Lookout {
+    /// `known` is a kubelet that was found before. `proc` and `root` as for [`static_policy`].
+    #[must_use]
+    pub fn new(proc: &Path, root: &Path, known: Option<&Static>) -> Self {
+        let signs = signs(root);
+        Self { proc: proc.into(), root: root.into(), signs, told: known.map(|k| k.pid) }
+    }
+
+    /// A kubelet with the static policy that was not there before.
+    pub fn look(&mut self) -> Option<Static> {
+        let signs = signs(&self.root);
+        if signs == self.signs {
+            return None;
+        }
+        self.signs = signs;
+        let found = static_policy(&self.proc, &self.root);
+        let pid = found.as_ref().map(|f| f.pid);
+        let new = pid != self.told;
+        self.told = pid;
+        found.filter(|_| new)
+    }
+}
+
+fn signs(root: &Path) -> [Option<(u64, i64, i64)>; SIGNS.len()] {
+    let dir = root.join(DIR.trim_start_matches('/'));
+    SIGNS.map(|sign| {
+        let meta = fs::metadata(dir.join(sign)).ok()?;
+        Some((meta.ino(), meta.ctime(), meta.ctime_nsec()))
     })
 }
 
@@ -149,6 +203,7 @@ mod tests {
                 fs::write(path, text).unwrap();
             };
             put("proc/12/comm", &format!("{comm}\n"));
+            std::os::unix::fs::symlink("/", dir.path().join("proc/12/root")).unwrap();
             put("proc/12/cmdline", &(args.join("\0") + "\0"));
             put("proc/self/comm", "x");
             put("etc/k.yaml", config);
@@ -163,5 +218,38 @@ mod tests {
                 assert_eq!(owner.map(|s| s.pid), Some(12));
             }
         }
+    }
+
+    #[test]
+    fn one_in_a_container_and_one_that_comes_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let state = "var/lib/kubelet/cpu_manager_state";
+        put("proc/9/comm", "other\n");
+        put(state, r#"{"policyName":"static"}"#);
+        let mut lookout = Lookout::new(&dir.path().join("proc"), dir.path(), None);
+        assert_eq!(lookout.look(), None, "left behind");
+        put("proc/12/comm", "kubelet\n");
+        put("proc/12/cmdline", "kubelet\0");
+        assert_eq!(lookout.look(), None, "no sign has changed, so no process was looked at");
+        put("var/lib/kubelet/pod-resources/kubelet.sock", "");
+        assert_eq!(lookout.look().map(|s| s.pid), Some(12));
+        put("var/lib/kubelet/device-plugins/kubelet.sock", "");
+        assert_eq!(lookout.look(), None, "told once");
+        // Another, in a container whose state says none, on a host where the one that is left behind says static.
+        fs::remove_dir_all(dir.path().join("proc/12")).unwrap();
+        put("proc/13/comm", "kubelet\n");
+        put("proc/13/cmdline", "kubelet\0");
+        put("inside/var/lib/kubelet/cpu_manager_state", r#"{"policyName":"none"}"#);
+        std::os::unix::fs::symlink(dir.path().join("inside"), dir.path().join("proc/13/root")).unwrap();
+        fs::remove_file(dir.path().join("var/lib/kubelet/device-plugins/kubelet.sock")).unwrap();
+        assert_eq!(lookout.look(), None);
+        put("inside/var/lib/kubelet/cpu_manager_state", r#"{"policyName":"static"}"#);
+        put("var/lib/kubelet/device-plugins/kubelet.sock", "");
+        assert_eq!(lookout.look().map(|s| s.pid), Some(13));
     }
 }

@@ -7,6 +7,7 @@ pub mod cgroupfs;
 pub mod cli;
 pub mod config;
 pub mod containers;
+pub mod cri;
 pub mod engine;
 pub mod evidence;
 pub mod executor;

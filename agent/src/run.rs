@@ -7,8 +7,9 @@
 use crate::{
     api::calls::{self, About, Call, Outcome, Unmet, problem},
     config::Reserve,
-    engine::{Engine, Gathered},
-    procfs,
+    cri::Cri,
+    engine::{Engine, Gathered, now_ns},
+    kubelet::Lookout,
     start::{Declared, Prepared},
     store::chain,
 };
@@ -91,6 +92,7 @@ pub struct Agent {
     /// Only held.
     _host: Option<Flock<File>>,
     about: About,
+    lookout: Option<Lookout>,
     declared: Vec<Declared>,
     adopt: Vec<(Owner, CpuSet)>,
     inbox: mpsc::Receiver<Command>,
@@ -133,6 +135,7 @@ impl Agent {
             findings: prepared.findings,
             _host: prepared.host,
             about: prepared.about,
+            lookout: prepared.lookout,
             declared: prepared.declared,
             adopt: prepared.adopt,
             inbox,
@@ -175,6 +178,7 @@ impl Agent {
                 }
             }
             self.admit_pods(pods);
+            self.engine.hear_names();
             self.gather();
             self.due();
         }
@@ -214,6 +218,7 @@ impl Agent {
             self.engine.state.next_deadline(),
             self.waiting.iter().map(|w| w.due_ns).min(),
             self.attach_at_ns,
+            self.engine.cri().and_then(Cri::due_ns),
             coalescing.then_some(self.quiet_until_ns),
             (now < self.ring_quiet.until_ns).then_some(self.ring_quiet.until_ns),
         ];
@@ -222,6 +227,7 @@ impl Agent {
         let timeout =
             PollTimeout::try_from(i32::try_from(millis).unwrap_or(60_000)).unwrap_or(PollTimeout::ZERO);
         let mut fds = vec![PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
+        fds.extend(self.engine.cri().map(|c| PollFd::new(c.as_fd(), PollFlags::POLLIN)));
         if !coalescing {
             let reports = [
                 self.engine.watch.as_ref().map(AsFd::as_fd),
@@ -306,10 +312,20 @@ impl Agent {
         if self.engine.state.next_deadline().is_some_and(|at| now >= at) {
             self.engine.drive(Event::Disturbed { writes: Vec::new(), departures: Vec::new() });
         }
+        if self.engine.cri().and_then(Cri::due_ns).is_some_and(|at| now >= at) {
+            self.engine.look_at_tree();
+        }
         if now >= self.next_tick_ns {
             self.next_tick_ns = now.saturating_add(self.tick_ns);
             self.engine.drive(Event::Disturbed { writes: Vec::new(), departures: Vec::new() });
             self.engine.look_at_tree();
+            if let Some(rival) = self.lookout.as_mut().and_then(Lookout::look) {
+                let text = format!(
+                    "a kubelet with the static policy (pid {}) gives out this node's CPUs too: {}; set cpuManagerPolicy: none, or stop this agent and start it with --mode migrate or audit",
+                    rival.pid, rival.says
+                );
+                self.engine.drive(Event::Found(FindingKind::Rival(text)));
+            }
             let evidence = self.engine.collect();
             self.engine.drive(Event::Collected(evidence));
             self.declare();
@@ -362,6 +378,7 @@ impl Agent {
                 whole_cores: false,
                 near: truepin::NodeSet::new(),
                 isolation: Isolation::Auto,
+                memory: 0,
             };
             let home = Home::Existing(d.path.clone());
             let why =
@@ -387,11 +404,6 @@ impl Agent {
         };
         self.about.unmet = self.declared.iter().filter_map(unmet).collect();
     }
-}
-
-/// `CLOCK_MONOTONIC`; 0 when it cannot be read, which has never been seen.
-fn now_ns() -> u64 {
-    procfs::now().map_or(0, |n| n.mono_ns)
 }
 
 /// Asks the agent behind `mailbox` and waits.

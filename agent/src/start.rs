@@ -10,6 +10,7 @@ use crate::{
     cgroupfs::{CgroupFs, Mount, MountError},
     config::{Config, Reserve, RunMode},
     containers::{Names, Scanner},
+    cri::Cri,
     engine::Engine,
     evidence::{self, Collector},
     kubelet,
@@ -30,6 +31,10 @@ use truepin::{
     CgroupPath, CpuSet, CpuTopology, Owner,
     checkpoint::{self, Checkpoint},
     observed::{Kernel, KernelError, Step},
+    placement::{
+        self, Strategy, StrategyError,
+        kubelet::{KubeletMachine, TakeError},
+    },
     plan::Role,
     reconcile::{FindingKind, KernelFacts, Settings, State},
 };
@@ -68,6 +73,12 @@ pub enum StartError {
         /// What there is.
         online: CpuSet,
     },
+    /// The strategy.
+    #[error(transparent)]
+    Strategy(#[from] StrategyError),
+    /// `reserved` as a number, by the strategy `kubelet`.
+    #[error("reserved CPUs cannot be chosen")]
+    Choose(#[from] TakeError),
     /// `/proc` or a clock.
     #[error(transparent)]
     Proc(#[from] ProcError),
@@ -142,6 +153,8 @@ pub struct Prepared {
     pub declared: Vec<Declared>,
     /// What was found on the way; kept, unlike the notes.
     pub findings: Vec<FindingKind>,
+    /// For a kubelet that begins to give out CPUs later.
+    pub lookout: Option<kubelet::Lookout>,
     /// Sets of another manager, to be taken over first.
     pub adopt: Vec<(Owner, CpuSet)>,
     /// Things the operator should know.
@@ -158,13 +171,9 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
         return Err(StartError::NoCpuset { root: mount.root });
     }
     // A copied tree is not this host's.
-    if config.mode == RunMode::Enforce
-        && !mount.copied
-        && let Some(found) = kubelet::static_policy(Path::new("/proc"), Path::new("/"))
-    {
-        return Err(StartError::Kubelet { found });
-    }
+    let lookout = if audit || mount.copied { None } else { Some(lookout(config)?) };
     let topology = sysfs::topology(&paths.sysfs)?;
+    config.strategy.check(config.numa, &topology)?;
     notes.extend(topology.oddities().iter().map(|o| format!("topology: {o}")));
     let online = OnlineCpus::new(&paths.sysfs, topology.online().clone());
     let mut kernel = CgroupFs::new(mount.clone(), online.clone());
@@ -181,6 +190,8 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
         slice,
         isolation: config.isolation,
         repairs_per_minute: config.repairs_per_minute,
+        strategy: config.strategy,
+        scope: config.scope,
         sources: config.sources.pods.clone(),
         roles: config
             .cgroups
@@ -191,7 +202,7 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
         kthread_budget_ns_per_s: config.kthread_budget_ns_per_s,
         tolerance: evidence::tolerance()?,
     };
-    let reserved = if audit { CpuSet::new() } else { reserved(&config.reserved, &topology)? };
+    let reserved = if audit { CpuSet::new() } else { reserved(config, &topology)? };
     if let Some(isolated) = topology.isolated().filter(|i| !i.is_empty()) {
         notes.push(format!(
             "CPUs {isolated} are isolated at boot (isolcpus), so no thread is balanced over them: handed out only where \
@@ -211,6 +222,10 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
     );
     let writers = || Writers::new(&mount.root);
     let writers = optional(config.sources.writers, writers, "writers of files stay unknown", &mut notes);
+    let mut scanner = Scanner::new(&mount.root, Path::new("/"), names);
+    if let Some(socket) = &config.sources.cri {
+        scanner.cri = optional(true, || Cri::new(socket), "runtimes are not asked for names", &mut notes);
+    }
     let collector = Collector::new(probe, online, &mount.root);
     give_memory_back();
     let declared = config.cgroups.iter().filter_map(|c| {
@@ -218,19 +233,14 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
         let owner = c.owner.clone().unwrap_or_else(|| Owner::Cgroup(c.path.clone()));
         Some(Declared { owner, path: c.path.clone(), cpus, refused: None, released: false })
     });
+    let mut engine = Engine::new(state, kernel, collector, store, watch, writers, scanner);
+    engine.first_names();
     Ok(Prepared {
         declared: declared.collect(),
         adopt: Vec::new(),
-        engine: Engine::new(
-            state,
-            kernel,
-            collector,
-            store,
-            watch,
-            writers,
-            Scanner::new(&mount.root, Path::new("/"), names),
-        ),
+        engine,
         host,
+        lookout,
         findings,
         about: About { numa: config.numa, sysfs: paths.sysfs.clone(), started_ns, unmet: Vec::new() },
         notes,
@@ -252,6 +262,15 @@ fn optional<T, E: std::error::Error + 'static>(
             notes.push(format!("{}; {without}", chain(&error)));
             None
         }
+    }
+}
+
+/// No kubelet with the static policy is there, or its assignments are to be taken over.
+fn lookout(config: &Config) -> Result<kubelet::Lookout, StartError> {
+    let (proc, root) = (Path::new("/proc"), Path::new("/"));
+    match kubelet::static_policy(proc, root) {
+        Some(found) if config.mode == RunMode::Enforce => Err(StartError::Kubelet { found }),
+        known => Ok(kubelet::Lookout::new(proc, root, known.as_ref())),
     }
 }
 
@@ -286,7 +305,7 @@ fn moved(record: &Checkpoint, boot_id: &str, topology: &CpuTopology) -> Vec<Find
     let mut moved = Vec::new();
     if let (_, Some(gone)) = checkpoint::for_boot(record.clone(), boot_id) {
         moved.push(FindingKind::Note(format!(
-            "the machine was booted since the record was written: forgotten are the cgroups of {} containers and the \
+            "the machine was booted since the record was written: forgotten are {} containers and the \
              first values of {} cgroups; assignments stay",
             gone.containers, gone.first
         )));
@@ -336,9 +355,9 @@ fn load_bpf(config: &Config, mount: &Mount, notes: &mut Vec<String>) -> Result<O
 }
 
 /// Whole cores from the lowest on, until there are that many CPUs.
-fn reserved(wanted: &Reserve, topology: &CpuTopology) -> Result<CpuSet, StartError> {
+fn reserved(config: &Config, topology: &CpuTopology) -> Result<CpuSet, StartError> {
     let online = topology.online();
-    match wanted {
+    match &config.reserved {
         Reserve::Cpus(cpus) => {
             let strange = cpus.difference(topology.present().unwrap_or(online));
             if !strange.is_empty() || !cpus.is_empty() && cpus.is_disjoint(online) {
@@ -351,6 +370,10 @@ fn reserved(wanted: &Reserve, topology: &CpuTopology) -> Result<CpuSet, StartErr
             Err(StartError::Reserved { reserved: count.to_string(), online: online.clone() })
         }
         Reserve::Count(count) => {
+            if let Strategy::Kubelet { options, .. } = config.strategy {
+                let machine = KubeletMachine::new(topology);
+                return Ok(placement::kubelet::reserved(&machine, options, *count as usize)?);
+            }
             let mut taken = CpuSet::new();
             for core in topology.cores() {
                 if taken.len() >= *count as usize {
@@ -363,14 +386,14 @@ fn reserved(wanted: &Reserve, topology: &CpuTopology) -> Result<CpuSet, StartErr
     }
 }
 
-/// Parsing the kernel's BTF leaves some 20 MB of free heap behind, which glibc would keep for as long as the agent runs.
+/// Parsing the kernel's BTF leaves some 20 MB of free heap behind, a runtime's list of 5,000 containers 5 MB, which glibc would keep for as long as the agent runs.
 #[cfg(target_env = "gnu")]
 #[allow(unsafe_code, reason = "malloc_trim(3) has no safe wrapper; it takes no pointer and is thread-safe")]
-fn give_memory_back() {
+pub(crate) fn give_memory_back() {
     // SAFETY: see above.
     unsafe { nix::libc::malloc_trim(0) };
 }
 
 /// Other C libraries return memory by themselves.
 #[cfg(not(target_env = "gnu"))]
-fn give_memory_back() {}
+pub(crate) fn give_memory_back() {}

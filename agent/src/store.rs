@@ -316,7 +316,7 @@ mod tests {
             epoch,
             boot_id: "b".into(),
             topology: "t".into(),
-            strategy: checkpoint::STRATEGY.into(),
+            strategy: "best".into(),
             assignments: Assignments::default(),
             containers: ContainerMap::new(),
             first: FirstValues::default(),

@@ -194,6 +194,7 @@ fn an_export_is_what_the_kubelet_starts_from() {
             isolation: Isolation::Auto,
             generation: 1,
             reason: String::new(),
+            memory: std::collections::BTreeMap::new(),
             original: None,
             extra: checkpoint::Extra::new(),
         };
@@ -202,7 +203,7 @@ fn an_export_is_what_the_kubelet_starts_from() {
     let record = Checkpoint {
         version: checkpoint::VERSION,
         minor: checkpoint::MINOR,
-        strategy: checkpoint::STRATEGY.into(),
+        strategy: "best".into(),
         containers: ContainerMap::new(),
         extra: checkpoint::Extra::new(),
         epoch: 1,

@@ -32,29 +32,7 @@ fn pods_before_and_after_their_containers() {
     );
     // The runtime makes one container and tells; of the other the agent finds out.
     let make = |id: &str, name: Option<&str>| {
-        for dir in ["kubepods", "kubepods/podu-1", &format!("kubepods/podu-1/{id}")] {
-            let at = m.path(&format!("cgroup/{dir}"));
-            if at.exists() {
-                continue;
-            }
-            fs::create_dir(&at).unwrap();
-            for (file, text) in [
-                ("cgroup.controllers", "cpuset cpu\n"),
-                ("cgroup.subtree_control", "cpuset\n"),
-                ("cgroup.procs", ""),
-                ("cgroup.type", "domain\n"),
-                ("cgroup.events", "populated 1\nfrozen 0\n"),
-                ("cpuset.cpus", "\n"),
-                ("cpuset.mems", "\n"),
-                ("cpuset.cpus.effective", "0-7\n"),
-                ("cpuset.mems.effective", "0-1\n"),
-                ("cpuset.cpus.exclusive", "\n"),
-                ("cpuset.cpus.exclusive.effective", "\n"),
-                ("cpuset.cpus.partition", "member\n"),
-            ] {
-                fs::write(at.join(file), text).unwrap();
-            }
-        }
+        m.container("u-1", id);
         if let Some(name) = name {
             let (code, noted) = m.json(&["container-created", id, "u-1", name]);
             assert_eq!((code, noted["cpus"].as_str()), (0, Some("2-3")), "{noted}");
@@ -129,15 +107,67 @@ fn a_kubelets_assignments_are_taken_over() {
     assert_eq!((code, doc["owners"].as_array().map(Vec::len)), (1, Some(1)), "{doc}");
 }
 
+#[test]
+fn the_kubelets_choices_and_pods_together() {
+    if !is_root("the_kubelets_choices_and_pods_together") {
+        return;
+    }
+    let sets = |m: &Machine, uid: &str, n: u32| -> Vec<String> {
+        let c = |name: &str| format!(r#"{{"n":"{name}","req":{n}000,"lim":{n}000,"mreq":64,"mlim":64}}"#);
+        let pod = format!(r#"{{"uid":"{uid}","app":[{},{}]}}"#, c("db"), c("web"));
+        fs::write(m.path("pod.json"), pod).unwrap();
+        let (_, doc) = m.json(&["admit", m.path("pod.json").to_str().unwrap()]);
+        let owners = doc["owners"].as_array().cloned().unwrap_or_default();
+        owners.iter().map(|o| o["cpus"].as_str().unwrap().to_owned()).collect()
+    };
+    for (config, apart) in [
+        ("scope = \"container\"", true),
+        ("scope = \"pod\"", false),
+        ("strategy = \"kubelet\"", true),
+        ("strategy = \"kubelet\"\nscope = \"pod\"", false),
+    ] {
+        // Node 0 has two CPUs to give, node 1 four.
+        let m = Machine::new();
+        let _agent = m.agent(&format!("reserved = \"0-1\"\nnuma = \"single-numa-node\"\n{config}"));
+        let expected: &[&str] = if apart { &["2-3", "4-5"] } else { &["4-5", "6-7"] };
+        assert_eq!(sets(&m, "u-1", 2), expected, "{config}");
+        let strategy = m.json(&["checkpoint", "show"]).1["record"]["strategy"].clone();
+        assert_eq!(strategy == "best", !config.contains("kubelet"), "{strategy}");
+    }
+    // A number of reserved CPUs is chosen by the kubelet's rule, and its options are obeyed.
+    let m = Machine::new();
+    let agent = m.agent("reserved = 3\nstrategy = \"kubelet\"\noptions = [\"full-pcpus-only\"]");
+    let refused = m.run(&["assign", "run/x", "--cgroup", "/system.slice/db", "--cpus", "3"]);
+    let text = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        refused.status.code() == Some(1) && text.contains("do not fill whole cores, 2 or 4 would"),
+        "{text}"
+    );
+    let (code, owner) = m.json(&["assign", "run/x", "--cgroup", "/system.slice/db", "--cpus", "2"]);
+    assert_eq!((code, owner["cpus"].as_str()), (0, Some("4-5")), "{owner}");
+    drop(agent);
+    fs::write(
+        m.path("config.toml"),
+        "numa = \"single-numa-node\"\nstrategy = \"kubelet\"\noptions = [\"align-by-socket\"]",
+    )
+    .unwrap();
+    let out = m.run(&["agent"]);
+    let text = String::from_utf8(out.stderr).unwrap();
+    assert!(out.status.code() == Some(2) && text.contains("align-by-socket cannot be had"), "{text}");
+}
+
 /// `agent --mode migrate` on a kubelet's state; its exit code if it ends by itself, and what it said.
-fn migrate(m: &Machine, state: &str) -> (Option<Agent>, Option<i32>, String) {
+fn migrate(m: &Machine, state: &str, names: &str) -> (Option<Agent>, Option<i32>, String) {
     let dir = m.path("kubelet");
     fs::create_dir_all(&dir).unwrap();
     fs::write(dir.join("cpu_manager_state"), state).unwrap();
     fs::write(m.path("config.toml"), "reserved = \"0-1\"").unwrap();
     let said = m.path("migrate.log");
     let log = fs::File::create(&said).unwrap();
-    let args = ["agent", "--mode", "migrate", "--kubelet-dir", dir.to_str().unwrap()];
+    let file = m.path("names.json");
+    fs::write(&file, names).unwrap();
+    let (dir, file) = (dir.to_str().unwrap(), file.to_str().unwrap());
+    let args = ["agent", "--mode", "migrate", "--kubelet-dir", dir, "--containers", file];
     let mut child = m.command(&args).stdin(Stdio::null()).stderr(log).spawn().unwrap();
     let mut ended = None;
     wait("the agent's answer or end", || {
@@ -162,7 +192,7 @@ fn migrate_takes_over_or_ends() {
         )
     };
     let m = Machine::new();
-    let (agent, code, said) = migrate(&m, &state(r#""a":"2-3","b":"4-5""#));
+    let (agent, code, said) = migrate(&m, &state(r#""a":"2-3","b":"4-5""#), "[]");
     assert!(agent.is_some(), "{code:?} {said}");
     assert!(said.contains("cpuManagerPolicy: none"), "{said}");
     let (_, list) = m.json(&["list"]);
@@ -170,12 +200,22 @@ fn migrate_takes_over_or_ends() {
         list["owners"].as_array().unwrap().iter().map(|o| o["cpus"].as_str().unwrap()).collect();
     assert_eq!(sets, ["2-3", "4-5"]);
     drop(agent);
+    // The init container had more CPUs than the app that runs on some of them: those that it runs on are the app's.
+    let m = Machine::new();
+    let id = "a".repeat(64);
+    m.container("u-1", &id);
+    let names = format!(r#"[["{id}","u-1","app"],["{}","u-1","init"]]"#, "b".repeat(64));
+    let (agent, code, said) = migrate(&m, &state(r#""app":"2-3","init":"2-5""#), &names);
+    assert!(agent.is_some(), "{code:?} {said}");
+    assert!(said.contains("pod/u-1/init: its CPUs 2-3 are those of pod/u-1/app"), "{said}");
+    assert_eq!(m.json(&["list"]).1["owners"][0]["cpus"], "2-3");
+    drop(agent);
     // What is reserved here cannot be taken over, and an empty table would give away CPUs that pods run on.
     let m = Machine::new();
-    let (agent, code, said) = migrate(&m, &state(r#""a":"1-2""#));
+    let (agent, code, said) = migrate(&m, &state(r#""a":"1-2""#), "[]");
     assert!(agent.is_none() && code == Some(3) && said.contains("are reserved"), "{code:?} {said}");
     assert!(!m.path("state/checkpoint.json").exists(), "nothing was saved");
-    let (agent, code, said) = migrate(&m, "{");
+    let (agent, code, said) = migrate(&m, "{", "[]");
     assert!(agent.is_none() && code == Some(3) && said.contains("cannot be taken over"), "{code:?} {said}");
 }
 

@@ -43,10 +43,7 @@ const KIND: &str = "truepin.checkpoint/";
 pub const VERSION: u32 = 2;
 
 /// The minor version that this build writes, unless it keeps fields of a newer one.
-pub const MINOR: u32 = 0;
-
-/// The strategy by which CPUs are chosen.
-pub const STRATEGY: &str = "best";
+pub const MINOR: u32 = 1;
 
 /// Fields that this build does not know, by name.
 pub type Extra = serde_json::Map<String, serde_json::Value>;
@@ -276,7 +273,7 @@ fn present(payload: &str) -> Result<Checkpoint, DecodeError> {
 /// What a reboot made void.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reboot {
-    /// Containers whose cgroups were known.
+    /// Containers that were known.
     pub containers: usize,
     /// Cgroups of others whose first values were known.
     pub first: usize,
@@ -297,8 +294,8 @@ pub fn for_boot(mut record: Checkpoint, boot_id: &str) -> (Checkpoint, Option<Re
     for promise in record.assignments.promised.values_mut() {
         promise.made = false;
     }
-    for container in record.containers.values_mut() {
-        reboot.containers += usize::from(container.cgroup.take().is_some());
-    }
+    // A runtime never starts a container of the boot before again: it makes others, with other ids.
+    reboot.containers = record.containers.len();
+    record.containers.clear();
     (record, Some(reboot))
 }

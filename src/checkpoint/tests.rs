@@ -17,6 +17,7 @@ fn assignment(cpus: &str, cgroup: &str) -> Assignment {
         isolation: Isolation::Auto,
         generation: 7,
         reason: "2 CPUs on node 0".into(),
+        memory: std::collections::BTreeMap::new(),
         extra: Extra::new(),
     }
 }
@@ -44,7 +45,7 @@ fn record() -> Checkpoint {
     let first = FirstValue { id: CgroupId(3), files: files.into(), extra: Extra::new() };
     Checkpoint {
         version: VERSION,
-        minor: MINOR,
+        minor: 0,
         epoch: 3,
         boot_id: "5f1c3f0e-0000-4000-8000-000000000000".into(),
         topology: "t".into(),
@@ -67,6 +68,17 @@ const FROZEN_2: &str = concat!(
     r#""containers":{"c0":{"owner":"pod/u/init"},"c1":{"cgroup":77,"owner":"pod/1b4e28ba/app"}},"epoch":3,"#,
     r#""first":{"system.slice":{"files":{"cpuset.cpus":"0-7","cpuset.cpus.exclusive":""},"id":3}},"#,
     r#""minor":0,"strategy":"best","topology":"t","version":2}}"#,
+    "\n"
+);
+
+/// With what minor version 1 added: memory by node.
+const FROZEN_2_1: &str = concat!(
+    r#"{"schema":"truepin.checkpoint/2","crc32":"f92dcee0","payload":{"assignments":{"owners":{"#,
+    r#""run/db":{"cgroup":"truepin.slice/run-db","cpus":"2-3","created":true,"generation":7,"isolation":"auto","#,
+    r#""memory":{"0":1073741824,"10":4096,"2":1},"mode":"partition","reason":"2 CPUs on node 0"}},"#,
+    r#""reserved":"0-1","strict_reserved":false},"boot_id":"5f1c3f0e-0000-4000-8000-000000000000","#,
+    r#""containers":{},"epoch":3,"first":{"a":{"files":{"cpuset.mems":"0-1"},"id":3}},"minor":1,"#,
+    r#""strategy":"best","topology":"t","version":2}}"#,
     "\n"
 );
 
@@ -96,6 +108,11 @@ fn the_format_is_frozen() {
     assert_eq!(String::from_utf8(bytes.clone()).unwrap(), FROZEN_2);
     let stored = read(&bytes).unwrap();
     assert_eq!((stored.version, stored.crc32.as_str(), stored.record), (2, "853e3a73", record()));
+
+    let memory = decode(FROZEN_2_1.as_bytes()).unwrap();
+    let run = &memory.assignments.owners[&"run/db".parse().unwrap()];
+    assert_eq!((run.mems().to_string().as_str(), memory.minor), ("0,2,10", MINOR));
+    assert_eq!(String::from_utf8(encode(&memory).unwrap()).unwrap(), FROZEN_2_1);
 }
 
 #[test]
@@ -105,15 +122,19 @@ fn version_1_migrates() {
     let mut expected = record();
     expected.assignments.owners.remove(&"pod/1b4e28ba/app".parse().unwrap());
     (expected.containers, expected.first) = Default::default();
+    expected.minor = MINOR;
     assert_eq!(stored.record, expected);
 
     let full = decode(&with_payload(1, FULL_1)).unwrap();
     let value = serde_json::to_value(&full).unwrap();
     // Everything that was there is there, by the same names; the rest is what version 1 did not know.
     let mut old: Value = serde_json::from_str(FULL_1).unwrap();
-    for (key, v) in
-        [("version", json!(2)), ("minor", json!(0)), ("strategy", json!("best")), ("containers", json!({}))]
-    {
+    for (key, v) in [
+        ("version", json!(2)),
+        ("minor", json!(MINOR)),
+        ("strategy", json!("best")),
+        ("containers", json!({})),
+    ] {
         old[key] = v;
     }
     assert_eq!(value, old);
@@ -234,20 +255,20 @@ fn fields_of_a_newer_minor_version_come_back() {
 #[test]
 fn a_newer_minor_version_that_cannot_be_kept_is_left_alone() {
     let owner = "pod/1b4e28ba/app";
-    for minor in [0, 1] {
+    for minor in [MINOR, MINOR + 1] {
         for (what, value) in [("mode", json!("virtual")), ("cpus", json!(["4-5"])), ("reason", json!(null))] {
             let mut other = tree();
             other["minor"] = json!(minor);
             other["assignments"]["owners"][owner][what] = value;
             let error = decode(&encoded(&other)).unwrap_err();
-            assert_eq!(error.is_newer(), minor > 0, "{what}: {error}");
+            assert_eq!(error.is_newer(), minor > MINOR, "{what}: {error}");
         }
         let mut other = tree();
         other["minor"] = json!(minor);
         other["x"] = json!(1);
         // Not the one text of this content.
         let text = serde_json::to_string(&other).unwrap().replace("\"x\":1", "\"x\":1.0e0");
-        assert_eq!(decode(&with_payload(2, &text)).unwrap_err().is_newer(), minor > 0);
+        assert_eq!(decode(&with_payload(2, &text)).unwrap_err().is_newer(), minor > MINOR);
     }
 }
 
@@ -257,9 +278,9 @@ fn a_reboot_clears_what_names_cgroups() {
     let (same, none) = for_boot(before.clone(), &before.boot_id);
     assert_eq!((same, none), (before.clone(), None));
     let (after, reboot) = for_boot(before.clone(), "another");
-    assert_eq!(reboot, Some(Reboot { containers: 1, first: 1 }));
-    assert!(after.first.is_empty() && after.containers.values().all(|c| c.cgroup.is_none()));
-    assert_eq!((after.assignments, after.containers.len()), (before.assignments, before.containers.len()));
+    assert_eq!(reboot, Some(Reboot { containers: 2, first: 1 }));
+    assert!(after.first.is_empty() && after.containers.is_empty());
+    assert_eq!(after.assignments, before.assignments);
     assert_eq!(after.boot_id, "another");
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Version 1 is canonical in the order of its fields; unknown ones are refused, since it had no minor versions.
 
-use super::{Checkpoint, DecodeError, Extra, MINOR, STRATEGY, VERSION};
+use super::{Checkpoint, DecodeError, Extra, MINOR, VERSION};
 use crate::{
     assignments, cgroup,
     cgroup::{CgroupId, CgroupPath},
@@ -97,7 +97,7 @@ fn migrate(old: Record) -> Checkpoint {
         boot_id: old.boot_id,
         topology: old.topology,
         // The only one that there was.
-        strategy: STRATEGY.into(),
+        strategy: "best".into(),
         assignments: assignments::Assignments {
             promised: std::collections::BTreeMap::new(),
             reserved: old.assignments.reserved,
@@ -129,6 +129,7 @@ fn assignment(old: Assignment) -> assignments::Assignment {
         },
         generation: old.generation,
         reason: old.reason,
+        memory: std::collections::BTreeMap::new(),
         extra: Extra::new(),
     }
 }

@@ -1,5 +1,8 @@
 //! The strategy `aligned`: as few NUMA nodes as possible, then near ones, then as few caches, then whole cores.
 //!
+//! Memory that is asked for has to be free on the nodes that are chosen, together: where the fewest that have the CPUs do
+//! not have it, more are taken.
+//!
 //! Problem: among all sets of `n` free CPUs find the one that is best by, in this order: fewest groups (a group is a
 //! NUMA node, or the CPUs of no node), fewest of them outside `near`, least distance to `near`, least distance among
 //! themselves, and then what `fill` says: fewest caches, whole cores, best fit, lowest numbers.
@@ -24,7 +27,10 @@ use crate::{
     request::{AlignmentPolicy, Request},
     topology::{CpuTopology, REMOTE_DISTANCE},
 };
-use std::cmp::Reverse;
+use std::{cmp::Reverse, collections::BTreeMap};
+
+/// No memory is claimed.
+const NOTHING: &BTreeMap<NodeId, u64> = &BTreeMap::new();
 
 /// How many equal node sets are filled in and compared: all single nodes of 64.
 const FILLED: usize = 64;
@@ -40,9 +46,20 @@ pub fn place(
     free: &CpuSet,
     request: &Request,
 ) -> Result<Placement, Box<Refusal>> {
+    place_beside(topology, allocatable, free, NOTHING, request)
+}
+
+/// Like [`place`], where `claimed` bytes of each node's memory are others' already.
+pub fn place_beside(
+    topology: &CpuTopology,
+    allocatable: &CpuSet,
+    free: &CpuSet,
+    claimed: &BTreeMap<NodeId, u64>,
+    request: &Request,
+) -> Result<Placement, Box<Refusal>> {
     let allocatable = allocatable.intersection(topology.online());
     let free = free.intersection(&allocatable);
-    let search = Search::new(topology, &allocatable, &free, request);
+    let search = Search::new(topology, &allocatable, &free, claimed, request);
     let n = request.cpus as usize;
     let now = Inventory::new(topology, &free);
 
@@ -55,7 +72,9 @@ pub fn place(
         match search.fewest_best(&now, search.hard) {
             Some((groups, choice)) if search.allows(groups.len()) => {
                 let cpus = fill::take(topology, &now, &choice, n);
-                return Ok(Placement::of(topology, cpus, &search.near));
+                let nodes: Vec<NodeId> = groups.iter().filter_map(|g| now.groups[*g].node).collect();
+                let memory = search.split(&nodes, &cpus);
+                return Ok(Placement { memory, ..Placement::of(topology, cpus, &search.near) });
             }
             found => search.why(&now, found.map(|(groups, _)| groups.len())),
         }
@@ -71,7 +90,23 @@ pub(super) fn refusal(
     request: &Request,
     kind: RefusalKind,
 ) -> Refusal {
-    Search::new(topology, allocatable, free, request).refusal(kind, &Inventory::new(topology, free))
+    Search::new(topology, allocatable, free, NOTHING, request).refusal(kind, &Inventory::new(topology, free))
+}
+
+/// The memory of a request whose CPUs another strategy has chosen, by node: on `nodes` and those of the CPUs, and on others
+/// only where those do not have it.
+pub(super) fn split_memory(
+    topology: &CpuTopology,
+    claimed: &BTreeMap<NodeId, u64>,
+    request: &Request,
+    nodes: Option<&NodeSet>,
+    cpus: &CpuSet,
+) -> BTreeMap<NodeId, u64> {
+    let search = Search::new(topology, cpus, cpus, claimed, request);
+    let near = topology.nodes_of(cpus).union(nodes.unwrap_or(&NodeSet::new()));
+    let all = topology.nodes().iter().filter(|n| !n.cpus.is_empty()).map(|n| n.id);
+    let nodes = if search.has_memory(near.iter()) { near.iter().collect() } else { all.collect::<Vec<_>>() };
+    search.split(&nodes, cpus)
 }
 
 /// A request on a machine.
@@ -81,6 +116,9 @@ struct Search<'a> {
     n: usize,
     free: &'a CpuSet,
     allocatable: &'a CpuSet,
+    claimed: &'a BTreeMap<NodeId, u64>,
+    /// Bytes to be had on the nodes; 0 also where the kernel shows none.
+    memory: u64,
     /// `request.near` with nodes that have CPUs.
     near: NodeSet,
     /// Whether the policy may refuse for alignment.
@@ -92,11 +130,14 @@ impl<'a> Search<'a> {
         topology: &'a CpuTopology,
         allocatable: &'a CpuSet,
         free: &'a CpuSet,
+        claimed: &'a BTreeMap<NodeId, u64>,
         request: &'a Request,
     ) -> Self {
         Self {
             topology,
             request,
+            claimed,
+            memory: if topology.nodes().is_empty() { 0 } else { request.memory },
             n: request.cpus as usize,
             free,
             allocatable,
@@ -128,8 +169,9 @@ impl<'a> Search<'a> {
 
     fn fewest_when_empty(&self) -> Option<usize> {
         let empty = Inventory::new(self.topology, self.allocatable);
-        if self.request.whole_cores {
-            return self.fewest(&empty, self.hard, &mut |_| {});
+        if self.request.whole_cores || self.memory > 0 {
+            let empty_machine = Self { claimed: NOTHING, near: self.near.clone(), ..*self };
+            return empty_machine.fewest(&empty, self.hard, &mut |_| {});
         }
         subsets::fewest(&self.bounds(&empty, &self.groups(&empty, self.hard)), self.n)
     }
@@ -150,11 +192,13 @@ impl<'a> Search<'a> {
         let bounds = self.bounds(inventory, &groups);
         (subsets::fewest(&bounds, n)?..=groups.len()).find(|k| {
             let mut any = false;
-            let likely = || self.likely(&self.distances(inventory), &groups, &bounds, *k);
+            let likely = || self.likely(inventory, &self.distances(inventory), &groups, &bounds, *k);
             subsets::visit(&bounds, (*k, subsets::MOST_NODE_SETS), n, likely, &mut |subset| {
                 let subset: Vec<usize> = subset.iter().map(|i| groups[*i]).collect();
                 // The bound is the truth unless cores must add up exactly.
-                if !whole_cores || inventory.shape(&inventory.pieces_of(&subset)).serves(n, true) {
+                let cores = || inventory.shape(&inventory.pieces_of(&subset)).serves(n, true);
+                let nodes = subset.iter().filter_map(|g| inventory.groups[*g].node);
+                if self.has_memory(nodes) && (!whole_cores || cores()) {
                     any = true;
                     visit(&subset);
                 }
@@ -207,10 +251,23 @@ impl<'a> Search<'a> {
 
     /// Likely sets of `k` of `groups` (places in `groups`): the largest; and from each group on, always the next that
     /// costs least, as long as the rest can still be made up.
-    fn likely(&self, distances: &Distances, groups: &[usize], bounds: &[usize], k: usize) -> Vec<Vec<usize>> {
+    fn likely(
+        &self,
+        inventory: &Inventory,
+        distances: &Distances,
+        groups: &[usize],
+        bounds: &[usize],
+        k: usize,
+    ) -> Vec<Vec<usize>> {
         let mut largest: Vec<usize> = (0..groups.len()).collect();
         largest.sort_by_key(|i| (Reverse(bounds[*i]), *i));
         let mut sets = vec![largest[..k].to_vec()];
+        if self.memory > 0 {
+            let mut richest = largest.clone();
+            richest
+                .sort_by_key(|i| Reverse(inventory.groups[groups[*i]].node.map_or(0, |n| self.memory_of(n))));
+            sets.push(richest[..k].to_vec());
+        }
         for seed in 0..groups.len() {
             let mut set = vec![seed];
             let mut left: Vec<usize> = largest.iter().copied().filter(|i| *i != seed).collect();
@@ -245,8 +302,72 @@ impl<'a> Search<'a> {
         sets
     }
 
+    /// Bytes of a node that nobody has claimed.
+    fn memory_of(&self, node: NodeId) -> u64 {
+        let all = self.topology.node(node).and_then(|n| n.memory_bytes).unwrap_or(0);
+        all.saturating_sub(self.claimed.get(&node).copied().unwrap_or(0))
+    }
+
+    fn has_memory(&self, nodes: impl Iterator<Item = NodeId>) -> bool {
+        self.memory == 0 || nodes.fold(0_u64, |sum, n| sum.saturating_add(self.memory_of(n))) >= self.memory
+    }
+
+    /// The memory asked for, by node: in the ratio of the CPUs, as far as each has it.
+    fn split(&self, nodes: &[NodeId], cpus: &CpuSet) -> BTreeMap<NodeId, u64> {
+        let mut split = BTreeMap::new();
+        let mut left = self.memory;
+        let mut open: Vec<(NodeId, u64, usize)> = nodes
+            .iter()
+            .map(|n| {
+                let here = self.topology.node(*n).map_or(0, |n| n.cpus.intersection(cpus).len());
+                (*n, self.memory_of(*n), here)
+            })
+            .collect();
+        while left > 0 && !open.is_empty() {
+            // Those without CPUs only get what is left over.
+            let weight: u128 = open.iter().map(|o| o.2 as u128).sum();
+            let share = |o: &(NodeId, u64, usize)| match (weight, o.2) {
+                (0, _) => left,
+                (_, here) => u64::try_from(u128::from(left) * here as u128 / weight).unwrap_or(left),
+            };
+            let full = open.iter().position(|o| o.1 <= share(o) && (weight == 0 || o.2 > 0));
+            let Some(at) = full else {
+                // All have room: the first also gets what the division left.
+                let shares: Vec<(NodeId, u64)> = open.iter().map(|o| (o.0, share(o))).collect();
+                let rest = left - if weight == 0 { left } else { shares.iter().map(|s| s.1).sum() };
+                let first = shares.iter().position(|s| s.1 > 0).unwrap_or(0);
+                for (i, (node, bytes)) in shares.into_iter().enumerate() {
+                    let extra = if i == first { rest } else { 0 };
+                    if bytes + extra > 0 {
+                        split.insert(node, bytes + extra);
+                    }
+                    if weight == 0 {
+                        break;
+                    }
+                }
+                return split;
+            };
+            let (node, bytes, _) = open.remove(at);
+            let bytes = bytes.min(left);
+            if bytes > 0 {
+                split.insert(node, bytes);
+            }
+            left -= bytes;
+        }
+        split
+    }
+
     /// Why nothing fits, or only on `needs` groups.
     fn why(&self, now: &Inventory, needs: Option<usize>) -> RefusalKind {
+        if self.memory > 0 {
+            let request = Request { memory: 0, ..self.request.clone() };
+            let without = Search::new(self.topology, self.allocatable, self.free, self.claimed, &request);
+            if without.fewest_best(now, self.hard).is_some_and(|(groups, _)| without.allows(groups.len())) {
+                let nodes = self.topology.nodes().iter().filter(|n| !n.cpus.is_empty());
+                let free = nodes.map(|n| (n.id, self.memory_of(n.id))).collect();
+                return RefusalKind::NotEnoughMemory { memory: self.memory, free };
+            }
+        }
         if let Some(needs) = needs {
             return RefusalKind::Unaligned { needs, when_empty: self.fewest_when_empty() };
         }

@@ -4,6 +4,7 @@
 //! kubelet does. A strategy is a pure function: the same sets give the same CPUs, whatever order anything was read in.
 
 pub mod aligned;
+mod chooser;
 mod fill;
 mod inventory;
 pub mod kubelet;
@@ -12,16 +13,17 @@ mod subsets;
 #[cfg(test)]
 mod tests;
 
-pub use aligned::place;
+pub use aligned::{place, place_beside};
+pub use chooser::{CLOSEST, Chooser, Room, Scope, Strategy, StrategyError, Within};
 pub use refusal::{Fits, NodeFree, Refusal, RefusalKind};
 
 use crate::{
     cpuset::{CpuId, CpuSet},
-    nodeset::NodeSet,
+    nodeset::{NodeId, NodeSet},
     topology::CpuTopology,
 };
 use serde::Serialize;
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 /// CPUs for a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -32,6 +34,9 @@ pub struct Placement {
     pub nodes: NodeSet,
     /// What they share.
     pub reason: Reason,
+    /// Memory, if any was asked for: bytes by node.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub memory: BTreeMap<NodeId, u64>,
 }
 
 /// What a placement's CPUs share.
@@ -65,7 +70,7 @@ impl Placement {
         }
         let far = if near.is_empty() { NodeSet::new() } else { nodes.difference(near) };
         let reason = Reason { cpus: cpus.len(), nodes: nodes.clone(), llcs, whole_cores, shared, far };
-        Self { cpus, nodes, reason }
+        Self { cpus, nodes, reason, memory: BTreeMap::new() }
     }
 }
 

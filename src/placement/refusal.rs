@@ -7,7 +7,7 @@ use crate::{
     request::AlignmentPolicy,
 };
 use serde::Serialize;
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 /// A request that cannot be served, and what could.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
@@ -61,6 +61,13 @@ pub enum RefusalKind {
     },
     /// The nodes that are near do not have them.
     NotNear,
+    /// The CPUs are there, the memory is not free on their nodes (or on as many nodes as the policy allows).
+    NotEnoughMemory {
+        /// Bytes asked for.
+        memory: u64,
+        /// Bytes that are free, by node with CPUs.
+        free: BTreeMap<NodeId, u64>,
+    },
 }
 
 /// What is free on a node.
@@ -130,6 +137,17 @@ impl Refusal {
     }
 }
 
+/// `512 MiB`, `1.5 GiB`; rounded down.
+fn bytes_text(bytes: u64) -> String {
+    const MIB: u64 = 1 << 20;
+    match bytes {
+        0 => "nothing".into(),
+        b if b < MIB => format!("{b} bytes"),
+        b if b < 1024 * MIB => format!("{} MiB", b / MIB),
+        b => format!("{}.{} GiB", b / MIB / 1024, b / MIB % 1024 * 10 / 1024),
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (asked, free) = (self.asked_text(), self.free_text());
@@ -177,6 +195,19 @@ impl fmt::Display for Refusal {
                 }
                 write!(f, "; free are {free}; the largest that fits one node is {}", self.fits.one_node)?;
                 f.write_str(&self.best_effort_text())
+            }
+            RefusalKind::NotEnoughMemory { memory, free } => {
+                let free: Vec<String> = free
+                    .iter()
+                    .map(|(node, bytes)| format!("{} on node {node}", bytes_text(*bytes)))
+                    .collect();
+                write!(
+                    f,
+                    "{asked} with {} of memory on the same nodes ({}); free are {}",
+                    bytes_text(*memory),
+                    self.policy.name(),
+                    free.join(", ")
+                )
             }
             RefusalKind::NotNear => {
                 write!(

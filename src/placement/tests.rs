@@ -31,6 +31,7 @@ fn ask(cpus: u32, numa: AlignmentPolicy) -> Request {
         whole_cores: false,
         near: NodeSet::new(),
         isolation: Isolation::Auto,
+        memory: 0,
     }
 }
 
@@ -194,6 +195,70 @@ fn odd(online: &str, groups: &[(Level, &str)], nodes: &[(u32, &str, Option<Vec<u
         ..RawTopology::default()
     };
     CpuTopology::assemble(&raw).unwrap()
+}
+
+#[test]
+fn memory_on_the_nodes_of_the_cpus() {
+    let m = machine(); // nodes of 8 GiB
+    let with = |cpus, numa, gib: u64| Request { memory: gib << 30, ..ask(cpus, numa) };
+    let claimed = |sets: &[(u32, u64)]| sets.iter().map(|(n, gib)| (NodeId(*n), gib << 30)).collect();
+    let beside = |claimed: &std::collections::BTreeMap<NodeId, u64>, request: &Request| {
+        place_beside(&m, m.online(), m.online(), claimed, request)
+    };
+    let gib = |p: &Placement| p.memory.iter().map(|(n, b)| (n.0, b >> 30)).collect::<Vec<_>>();
+    let none = claimed(&[]);
+    let placed = beside(&none, &with(2, BestEffort, 8)).unwrap();
+    assert_eq!((placed.nodes.to_string(), gib(&placed)), ("0".into(), vec![(0, 8)]));
+    assert_eq!(beside(&none, &ask(2, BestEffort)).unwrap().memory, none, "none asked for");
+    // Node 0 has its memory taken, though its CPUs are free.
+    let placed = beside(&claimed(&[(0, 5)]), &with(2, SingleNumaNode, 4)).unwrap();
+    assert_eq!((placed.nodes.to_string(), gib(&placed)), ("1".into(), vec![(1, 4)]));
+    // More than one node has.
+    let placed = beside(&none, &with(2, BestEffort, 9)).unwrap();
+    assert_eq!(placed.memory.values().sum::<u64>(), 9 << 30);
+    assert_eq!(gib(&placed).len(), 2, "{:?}", placed.memory);
+    let refused = |claimed: &std::collections::BTreeMap<NodeId, u64>, request: &Request| {
+        beside(claimed, request).unwrap_err().to_string()
+    };
+    let text = refused(&none, &with(2, SingleNumaNode, 9));
+    assert!(
+        text.starts_with("2 CPUs asked for with 9.0 GiB of memory on the same nodes (single-numa-node)"),
+        "{text}"
+    );
+    // Restricted: as few nodes as an empty machine needs, and that is two.
+    assert!(beside(&none, &with(2, Restricted, 9)).is_ok());
+    let text = refused(&claimed(&[(0, 6), (1, 6), (2, 6), (3, 6)]), &with(2, Restricted, 4));
+    assert!(text.contains("2.0 GiB on node 0"), "{text}");
+    assert!(refused(&none, &with(2, BestEffort, 1000)).contains("8.0 GiB on node 1"));
+    // CPUs that are not there are the first reason.
+    assert!(refused(&none, &with(1000, BestEffort, 1)).contains("free"));
+}
+
+/// However nodes, CPUs and claims lie: what is given is what was asked for, and nobody else's.
+#[test]
+fn memory_is_split_within_what_is_there() {
+    let m = machine();
+    let mut cases = 0;
+    for cpus in [1, 3, 8, 12, 20] {
+        for mib in [1, 1000, 4096, 8192, 12_000, 20_001, 32_768] {
+            for claims in 0..81_u64 {
+                let claimed: std::collections::BTreeMap<NodeId, u64> =
+                    (0..4).map(|n| (NodeId(n), (claims / 3_u64.pow(n) % 3 * 4) << 30)).collect();
+                let request = Request { memory: mib << 20, ..ask(cpus, BestEffort) };
+                let free: u64 = claimed.values().map(|c| (8 << 30) - c).sum();
+                let Ok(placed) = place_beside(&m, m.online(), m.online(), &claimed, &request) else {
+                    assert!(free < mib << 20, "{cpus} {mib} {claimed:?}");
+                    continue;
+                };
+                cases += 1;
+                assert_eq!(placed.memory.values().sum::<u64>(), mib << 20, "{claimed:?}");
+                for (node, bytes) in &placed.memory {
+                    assert!(*bytes > 0 && bytes + claimed[node] <= 8 << 30, "{node} {bytes} {claimed:?}");
+                }
+            }
+        }
+    }
+    assert!(cases > 2000, "{cases}");
 }
 
 #[test]

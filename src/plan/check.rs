@@ -106,6 +106,7 @@ pub fn apply(model: &mut Observed, step: &Step) {
                     (CpusetFile::Partition, Value::Partition(k)) => {
                         s.partition = Some(PartitionState::valid(*k));
                     }
+                    (CpusetFile::Mems, Value::Mems(v)) => s.mems = v.clone(),
                     // A list in the partition file or the reverse is never planned.
                     _ => {}
                 }

@@ -8,6 +8,7 @@ use crate::{
     assignments::Mode,
     cgroup::{CgroupPath, CpusetFile},
     cpuset::CpuSet,
+    nodeset::NodeSet,
     observed::{CgroupKind, CgroupObserved, CpusetObserved, Observed, Step, Value},
     partition::{PartitionKind, PartitionState},
 };
@@ -40,6 +41,11 @@ pub fn diff(desired: &Desired, observed: &Observed) -> Plan {
             TargetKind::Owner => d.owner(path, target, &files),
             TargetKind::Chain => d.chain(path, target, &files),
             TargetKind::Pool | TargetKind::Retired | TargetKind::Remove => d.shared(path, target, &files),
+        }
+        // Before anything enters: memory that is there already would be moved, page by page.
+        if let Some(mems) = target.mems.as_ref().filter(|m| **m != files.mems) {
+            let (old, new) = (files.mems.to_string(), Value::Mems(mems.clone()));
+            d.write(Phase::GrowExclusive, path, CpusetFile::Mems, old, new);
         }
     }
     d.enter();
@@ -166,6 +172,7 @@ impl Diff<'_> {
                 CpusetFile::Exclusive => files.exclusive.as_ref().map(ToString::to_string),
                 // An invalid state cannot be written back; the kind can.
                 CpusetFile::Partition => files.partition.as_ref().map(|p| p.kind.to_string()),
+                CpusetFile::Mems => Some(files.mems.to_string()),
             };
             let Some(value) = value else { continue }; // older kernels lack the file
             self.plan.unrecorded.push(Unrecorded { path: path.clone(), id, file: *file, value });
@@ -459,6 +466,7 @@ impl Diff<'_> {
             let back = first.files.iter().all(|(file, text)| match file {
                 CpusetFile::Cpus => text.parse::<CpuSet>().is_ok_and(|s| s == files.cpus),
                 CpusetFile::Exclusive => text.parse::<CpuSet>().ok() == files.exclusive,
+                CpusetFile::Mems => text.parse::<NodeSet>().is_ok_and(|s| s == files.mems),
                 CpusetFile::Partition => {
                     files.partition.as_ref().is_some_and(|p| p.kind.to_string() == *text)
                 }

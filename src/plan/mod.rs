@@ -34,6 +34,7 @@ use crate::{
     assignments::{Assignments, FirstValues, Mode},
     cgroup::{CgroupId, CgroupPath, CpusetFile},
     cpuset::CpuSet,
+    nodeset::NodeSet,
     observed::{Scope, Step},
     owner::Owner,
     partition::PartitionKind,
@@ -60,6 +61,8 @@ pub struct OwnerCgroup {
     pub owner: Owner,
     /// The exclusive set.
     pub cpus: CpuSet,
+    /// The nodes that its memory is to come from; empty: as it is.
+    pub mems: NodeSet,
     /// Partition or member.
     pub mode: Mode,
     /// Whether truepin makes and removes the cgroup. Others' cgroups keep their own `cpuset.cpus` in partition mode,
@@ -109,6 +112,7 @@ impl Desired {
                 let o = OwnerCgroup {
                     owner: owner.clone(),
                     cpus: a.cpus.clone(),
+                    mems: a.mems(),
                     mode: a.mode,
                     created: a.created,
                 };
@@ -221,6 +225,14 @@ pub enum Problem {
     /// The owners hold every CPU that is online.
     #[error("no CPU that is online is left for the shared pool; its cgroups are left as they are")]
     PoolEmpty,
+    /// The owner's CPUs are reserved by now, and it has no others.
+    #[error("CPUs {cpus} of {owner} are reserved, and nothing is free to replace them; it keeps them")]
+    Reserved {
+        /// The owner.
+        owner: Owner,
+        /// Those of its CPUs that are reserved.
+        cpus: CpuSet,
+    },
     /// None of the owner's CPUs is online.
     #[error("all CPUs ({cpus}) of {owner} are offline")]
     Offline {
@@ -273,6 +285,7 @@ struct Target {
     cpus: Option<CpuSet>,
     exclusive: Option<CpuSet>,
     partition: Option<PartitionKind>,
+    mems: Option<NodeSet>,
     kind: TargetKind,
     /// Made by truepin: no first values.
     ours: bool,

@@ -5,6 +5,7 @@ use crate::{
     assignments::Mode,
     cgroup::{CgroupPath, CpusetFile},
     cpuset::CpuSet,
+    nodeset::NodeSet,
     observed::{CgroupObserved, CpusetObserved, Observed},
     partition::PartitionKind,
 };
@@ -52,7 +53,7 @@ pub(super) fn targets(desired: &Desired, observed: &Observed) -> Targets {
         }
     }
     for t in all.by_path.values_mut() {
-        let some = [t.cpus.is_some(), t.exclusive.is_some(), t.partition.is_some()];
+        let some = [t.cpus.is_some(), t.exclusive.is_some(), t.partition.is_some(), t.mems.is_some()];
         t.governed = CpusetFile::ALL.into_iter().zip(some).filter(|(_, s)| *s).map(|(f, _)| f).collect();
     }
     aim.restore(&mut all);
@@ -162,8 +163,9 @@ impl Aim<'_> {
                 t.partition = Some(PartitionKind::Member);
                 t.exclusive = Some(CpuSet::new());
             }
-            Mode::Audit => {}
+            Mode::Audit => return t,
         }
+        t.mems = Some(owner.mems.clone()).filter(|m| !m.is_empty());
         t
     }
 
@@ -257,6 +259,9 @@ impl Aim<'_> {
         if cgroup.populated || self.desired.blocked.contains(path) {
             t.kind = TargetKind::Retired;
             t.cpus = self.pool_set();
+            if let Some(files) = cgroup.cpuset.as_ref().filter(|f| !f.mems.is_empty()) {
+                t.mems = Some(self.possible_mems(path, cgroup, files, NodeSet::new()));
+            }
         } else if cgroup.cpuset.as_ref().is_some_and(|f| !f.cpus.is_disjoint(&self.held)) {
             // Its CPUs have gone to others, and it goes last.
             t.cpus = Some(CpuSet::new());
@@ -386,6 +391,10 @@ impl Aim<'_> {
                     CpusetFile::Exclusive if t.exclusive.is_none() => {
                         t.exclusive = text.parse().ok().map(|e: CpuSet| e.difference(&self.held));
                     }
+                    CpusetFile::Mems if t.mems.is_none() => {
+                        let mems = text.parse::<NodeSet>().ok();
+                        t.mems = mems.map(|m| self.possible_mems(path, cgroup, files, m));
+                    }
                     CpusetFile::Partition if t.partition.is_none() => {
                         t.partition = self.first_kind(path, cgroup, files);
                     }
@@ -393,6 +402,21 @@ impl Aim<'_> {
                 }
             }
         }
+    }
+
+    /// Where the kernel refuses an empty list of nodes, the nodes of the cgroup above are the same to the tasks.
+    fn possible_mems(
+        &self,
+        path: &CgroupPath,
+        cgroup: &CgroupObserved,
+        files: &CpusetObserved,
+        mems: NodeSet,
+    ) -> NodeSet {
+        if mems.is_empty() && self.desired.empty_refused && cgroup.populated && !files.mems.is_empty() {
+            let above = path.parent().and_then(|up| Some(self.observed.cpuset(&up)?.mems_effective.clone()));
+            return above.unwrap_or_else(|| files.mems.clone());
+        }
+        mems
     }
 
     /// Where the kernel refuses an empty value, everything that no owner holds is the same to the tasks.

@@ -74,6 +74,7 @@ fn desired(owners: &[(&str, &str, Mode, bool)]) -> Desired {
             isolation: crate::request::Isolation::Auto,
             generation: 1,
             reason: String::new(),
+            memory: std::collections::BTreeMap::new(),
             original: None,
             extra: crate::checkpoint::Extra::new(),
         };

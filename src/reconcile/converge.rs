@@ -1,7 +1,7 @@
 //! From a reading to the steps of one phase.
 
 use super::{
-    AdmitError, Answer, Effect, Ended, FindingKind, ForeignWrite, Pending, Runtime, Work, Writer,
+    AdmitError, Answer, Effect, FindingKind, ForeignWrite, Pending, Runtime, Work, Writer,
     step::{Turn, keep},
 };
 use crate::{
@@ -86,6 +86,7 @@ impl Turn<'_> {
         let Err(error) = result else {
             self.s.doubtful = false;
             self.s.durable = Some(Box::new(self.s.checkpoint()));
+            self.s.fallback = None;
             return self.converge();
         };
         if !mem::replace(&mut self.s.doubtful, true) {
@@ -95,8 +96,11 @@ impl Turn<'_> {
             return self.settled();
         }
         // Nothing of the newer table has reached the kernel: back to the one that is durable.
-        let (table, first) =
-            self.s.durable.as_ref().map(|d| (d.assignments.clone(), d.first.clone())).unwrap_or_default();
+        let (table, first) = match (&self.s.fallback, &self.s.durable) {
+            (Some(fallback), _) => (**fallback).clone(),
+            (None, Some(d)) => (d.assignments.clone(), d.first.clone()),
+            (None, None) => Default::default(),
+        };
         self.s.assignments.owners = table.owners;
         self.s.assignments.promised = table.promised;
         self.s.first = first;
@@ -134,7 +138,6 @@ impl Turn<'_> {
             return self.settle();
         }
         self.fit();
-        self.unhouse_pods();
         let stale = self.s.stale().into_iter().map(|o| (o, super::pods::NOT_ACTIVE));
         self.s.leaving.extend(stale);
         if !self.s.leaving.is_empty() && self.s.pending.is_none() {
@@ -207,7 +210,8 @@ impl Turn<'_> {
             match self.s.observed.cgroups.get(&a.cgroup) {
                 Some(cgroup) => {
                     if runtime.id != cgroup.id {
-                        *runtime = Runtime { id: cgroup.id, entered: runtime.entered, ..Runtime::default() };
+                        let entered = runtime.entered;
+                        *runtime = Runtime { id: cgroup.id, entered, ..mem::take(runtime).anew(self.now) };
                     }
                     runtime.seen = true;
                     if matches!(owner, Owner::Run(_)) && a.created && runtime.entered && !cgroup.populated {
@@ -221,15 +225,19 @@ impl Turn<'_> {
         gone
     }
 
-    /// Those that are gone leave the table.
+    /// Those that are gone leave the table. A pod whose container is gone stays in it: only its epoch ends.
     pub(super) fn gone(&mut self) {
-        let mut owners = Vec::new();
+        let (mut owners, mut parting) = (Vec::new(), Vec::new());
         for (owner, why) in self.s.leaving.clone() {
+            if why != super::pods::NOT_ACTIVE && super::pods::uid_of(&owner).is_some() {
+                parting.push(owner);
+                continue;
+            }
             let cpus = self.s.assignments.cpus_of(&owner).cloned().unwrap_or_default();
             self.report(FindingKind::Gone { owner: owner.clone(), cpus, why });
             owners.push(owner);
         }
-        self.s.pending = Some(Pending::Concluding { ticket: None, owners, all: false });
+        self.s.pending = Some(Pending::Concluding { ticket: None, owners, parting, all: false });
         self.out.push(Effect::Collect);
     }
 
@@ -286,7 +294,11 @@ impl Turn<'_> {
 
     /// Tells what is new among the problems; returns the one that concerns the pending admission.
     pub(super) fn problems(&mut self, plan: &Plan) -> Option<Problem> {
-        let found: BTreeSet<Problem> = plan.problems.iter().cloned().collect();
+        let mut found: BTreeSet<Problem> = plan.problems.iter().cloned().collect();
+        let reserved = &self.s.assignments.reserved;
+        found.extend(self.s.assignments.sets().filter(|(_, s)| !s.is_disjoint(reserved)).map(
+            |(owner, set)| Problem::Reserved { owner: owner.clone(), cpus: set.intersection(reserved) },
+        ));
         let mine = match &self.s.pending {
             Some(Pending::Admission { owner, .. }) => {
                 let path = self.s.assignments.owners.get(owner).map(|a| a.cgroup.clone());
@@ -392,8 +404,8 @@ impl Turn<'_> {
     /// Learns from a refusal; returns the error when it ends the pending admission.
     pub(super) fn step_failed(&mut self, step: &Step, error: KernelError) -> Option<KernelError> {
         match (step, error.errno) {
-            (Step::Write { file: CpusetFile::Cpus, new: Value::Cpus(set), .. }, Some(ENOSPC))
-                if set.is_empty() && !mem::replace(&mut self.s.facts.empty_refused, true) =>
+            (Step::Write { new, .. }, Some(ENOSPC))
+                if is_empty_list(new) && !mem::replace(&mut self.s.facts.empty_refused, true) =>
             {
                 return None;
             }
@@ -458,14 +470,13 @@ impl Turn<'_> {
         (a.mode, a.generation) = (Mode::Member, generation);
         self.s.progress.written.remove(&a.cgroup);
         let at = self.now;
-        if let Some(r) = self.s.runtime.get_mut(owner)
-            && r.base.take().is_some()
-        {
-            let why = format!(
-                "partition mode ended within the interval ({reason}): what ran until then is not judged"
+        if let Some(r) = self.s.runtime.get_mut(owner) {
+            r.end(
+                at,
+                format!(
+                    "partition mode ended within the interval ({reason}): what ran until then is not judged"
+                ),
             );
-            let faults = mem::take(&mut r.faults).into_iter().map(|(f, _, _)| f.fault.to_string());
-            r.ended.push(Ended { at, why, faults: faults.collect() });
         }
         self.report(FindingKind::FellBack { owner: owner.clone(), reason: reason.into() });
         true
@@ -479,6 +490,15 @@ fn text_of(observed: &Observed, path: &CgroupPath, file: CpusetFile) -> String {
         CpusetFile::Cpus => files.cpus.to_string(),
         CpusetFile::Exclusive => files.exclusive.as_ref().map(ToString::to_string).unwrap_or_default(),
         CpusetFile::Partition => files.partition.as_ref().map(ToString::to_string).unwrap_or_default(),
+        CpusetFile::Mems => files.mems.to_string(),
+    }
+}
+
+fn is_empty_list(value: &Value) -> bool {
+    match value {
+        Value::Cpus(set) => set.is_empty(),
+        Value::Mems(set) => set.is_empty(),
+        Value::Partition(_) => false,
     }
 }
 
@@ -495,6 +515,8 @@ fn concerns(problem: &Problem, owner: &Owner, path: Option<&CgroupPath>) -> bool
         | Problem::ForeignPartition { owner: o, .. }
         | Problem::InsidePartition { owner: o, .. }
         | Problem::Offline { owner: o, .. } => o == owner,
+        // It stands as it is, whoever asks.
+        Problem::Reserved { .. } => false,
         Problem::PoolEmpty => true,
         Problem::Populated { path: p } => path.is_some_and(|mine| mine.is_within(p)),
     }

@@ -130,6 +130,10 @@ pub enum FindingKind {
     },
     /// The durable record, or a generation of it, was not as it should be.
     Record(String),
+    /// Another manager of CPUs has begun on this host.
+    Rival(String),
+    /// A container runtime that was asked did not answer, or not as it should.
+    Runtime(String),
     /// Said by the agent itself.
     Note(String),
 }
@@ -158,6 +162,8 @@ impl FindingKind {
             Self::NotAdmitted { .. } => "not-admitted",
             Self::Violated { .. } => "violated",
             Self::Record(_) => "record",
+            Self::Rival(_) => "rival",
+            Self::Runtime(_) => "runtime",
             Self::Note(_) => "note",
         }
     }
@@ -207,6 +213,12 @@ impl fmt::Display for FindingKind {
             Self::Set(found) => write!(f, "{}: {}", found.owner, found.fault),
             Self::Departed { owner, example } => write!(f, "{owner}: a task left its CPUs: {example}"),
             Self::Gone { owner, cpus, why } => write!(f, "{owner} is gone ({why}); CPUs {cpus} are free"),
+            Self::Refitted(Refit { owner, from, to, lost, .. }) if from == to => {
+                write!(
+                    f,
+                    "{owner}: CPUs {lost} are gone or reserved now, and nothing is free to replace them"
+                )
+            }
             Self::Refitted(Refit { owner, from, to, lost, missing }) => {
                 write!(f, "{owner}: CPUs {lost} are gone or reserved now; it has {to} instead of {from}")?;
                 if *missing > 0 { write!(f, ", {missing} could not be replaced") } else { Ok(()) }
@@ -228,7 +240,9 @@ impl fmt::Display for FindingKind {
             Self::Probe(what) => write!(f, "kernel evidence: {what}"),
             Self::NotAdmitted { owner, error } => write!(f, "{owner} was not admitted: {error}"),
             Self::Violated { owner, reason } => write!(f, "{owner}: violated: {reason}"),
-            Self::Record(text) | Self::Note(text) => f.write_str(text),
+            Self::Record(text) | Self::Rival(text) | Self::Runtime(text) | Self::Note(text) => {
+                f.write_str(text)
+            }
         }
     }
 }

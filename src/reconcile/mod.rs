@@ -50,6 +50,7 @@ use crate::{
     ledger::{Departure, Watched},
     observed::Observed,
     owner::Owner,
+    placement::{Chooser, Scope, Strategy},
     plan::{self, Desired, Problem, Role},
     request::Isolation,
     stale::Sources,
@@ -60,6 +61,7 @@ use crate::{
 use fights::Fights;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    mem,
     sync::Arc,
 };
 
@@ -74,6 +76,10 @@ pub struct Settings {
     pub isolation: Isolation,
     /// I8.
     pub repairs_per_minute: u32,
+    /// How CPUs are chosen.
+    pub strategy: Strategy,
+    /// What is decided on together.
+    pub scope: Scope,
     /// Who says which pods are active; none: the cgroup tree does.
     pub sources: BTreeSet<String>,
     /// Of cgroups.
@@ -144,6 +150,25 @@ struct Ended {
     faults: Vec<String>,
 }
 
+impl Runtime {
+    /// The epoch ends here and nothing judges it; the owner stays.
+    fn end(&mut self, at: Instant, why: String) {
+        if self.base.take().is_some() && self.ended.len() < KEPT {
+            let faults = mem::take(&mut self.faults).into_iter().map(|(f, _, _)| f.fault.to_string());
+            self.ended.push(Ended { at, why, faults: faults.collect() });
+        }
+    }
+
+    /// The same owner in another cgroup, of which nothing is known yet.
+    fn anew(mut self, at: Instant) -> Self {
+        self.end(
+            at,
+            "its cgroup was made anew within the interval: what ran in the one before is not judged".into(),
+        );
+        Self { ended: self.ended, ..Self::default() }
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Work {
     #[default]
@@ -171,6 +196,8 @@ enum Pending {
     Concluding {
         ticket: Option<Ticket>,
         owners: Vec<Owner>,
+        /// Pods' owners whose container is gone: an epoch ends, the CPUs stay theirs.
+        parting: Vec<Owner>,
         all: bool,
     },
     /// The owners are out of the table; kept until that is durable, to be put back if it cannot be.
@@ -219,6 +246,10 @@ pub struct State {
     pub topology: CpuTopology,
     /// What the kernel does.
     pub facts: KernelFacts,
+    /// How CPUs are chosen on it.
+    chooser: Chooser,
+    /// The strategy's name.
+    strategy: String,
     /// The table.
     pub assignments: Assignments,
     /// What others' files held.
@@ -255,6 +286,8 @@ pub struct State {
     settled: bool,
     /// What is durable, as far as that is known; `None` for no record.
     durable: Option<Box<Checkpoint>>,
+    /// The table to go back to while `durable` is of before: as this boot and this machine let it be used.
+    fallback: Option<Box<(Assignments, FirstValues)>>,
     /// The last save failed: its record may be durable all the same.
     doubtful: bool,
     /// Owners whose cgroups are gone; they leave the table when nothing is pending.
@@ -299,7 +332,9 @@ impl State {
         let rebooted = durable.as_deref().is_some_and(|c| c.boot_id != boot_id);
         let record = durable.as_deref().map(|c| checkpoint::for_boot(c.clone(), &boot_id).0);
         let (mut assignments, first, containers, epoch, kept) = match record {
-            Some(c) => (c.assignments, c.first, c.containers, c.epoch, (c.minor, c.extra)),
+            Some(c) => {
+                (c.assignments, c.first, c.containers, c.epoch, (c.minor.max(checkpoint::MINOR), c.extra))
+            }
             None => (
                 Assignments::default(),
                 FirstValues::new(),
@@ -319,12 +354,16 @@ impl State {
         // As the record has it: where an old container of an owner is still there too, this one has the CPUs.
         let pods = assignments.owners.iter().filter(|(o, _)| matches!(o, Owner::Pod { .. }));
         let homes = pods.map(|(o, a)| (o.clone(), a.cgroup.clone())).collect();
+        let fallback = durable.is_some().then(|| Box::new((assignments.clone(), first.clone())));
         let online = topology.online().clone();
         let fights = Fights::new(settings.repairs_per_minute);
         let sources = Sources::new(&settings.sources);
+        let chooser = Chooser::new(settings.strategy, settings.scope, &topology);
         Self {
             settings,
             topology,
+            strategy: chooser.strategy().to_string(),
+            chooser,
             facts,
             assignments,
             first,
@@ -348,6 +387,7 @@ impl State {
             pending: None,
             progress: Progress::default(),
             settled: false,
+            fallback,
             durable,
             doubtful: false,
             leaving: BTreeMap::new(),
@@ -411,7 +451,7 @@ impl State {
             epoch: self.epoch,
             boot_id: self.boot_id.clone(),
             topology: self.fingerprint.clone(),
-            strategy: checkpoint::STRATEGY.into(),
+            strategy: self.strategy.clone(),
             assignments: self.assignments.clone(),
             containers: self.containers.clone(),
             first: self.first.clone(),
@@ -450,7 +490,7 @@ impl State {
                     || d.first != self.first
                     || d.containers != self.containers
                     || d.boot_id != self.boot_id
-                    || d.strategy != checkpoint::STRATEGY
+                    || d.strategy != self.strategy
                     || d.topology != self.fingerprint
             }
             None => {

@@ -16,7 +16,7 @@
 
 use super::{AdmitError, Answer, Effect, FindingKind, Pending, Runtime, Ticket, step::Turn};
 use crate::{
-    assignments::{Promise, Reserved},
+    assignments::{Assignment, Promise, Reserved},
     cgroup::{CgroupId, CgroupPath},
     checkpoint::Extra,
     containers::{ContainerEntry, ContainerId},
@@ -55,7 +55,7 @@ pub struct Sighting {
 
 pub(super) const NOT_ACTIVE: &str = "its pod is not active any more";
 
-fn uid_of(owner: &Owner) -> Option<&str> {
+pub(super) fn uid_of(owner: &Owner) -> Option<&str> {
     match owner {
         Owner::Pod { uid, .. } => Some(uid),
         _ => None,
@@ -158,6 +158,8 @@ impl Turn<'_> {
 
     /// All or, with an error, whatever came before: the caller takes that back.
     fn promise_all(&mut self, requests: &[Request]) -> Result<(Vec<(Owner, CpuSet)>, bool), AdmitError> {
+        let fresh = requests.iter().filter(|r| self.s.assignments.cpus_of(&r.owner).is_none());
+        let within = self.together(&fresh.collect::<Vec<_>>())?;
         let mut sets = Vec::new();
         let mut any = false;
         for request in requests {
@@ -174,7 +176,7 @@ impl Turn<'_> {
                 continue;
             }
             let (isolation, mode) = self.s.resolve(request.isolation)?;
-            let (cpus, reason) = self.place(request, None)?;
+            let (cpus, reason, _) = self.place(request, None, &within)?;
             let generation = self.next_generation();
             let promise = Promise {
                 cpus: cpus.clone(),
@@ -224,7 +226,8 @@ impl Turn<'_> {
             self.out.push(Effect::Reply(ticket, Answer::Released(Vec::new())));
             return self.save_what_is_known();
         }
-        self.s.pending = Some(Pending::Concluding { ticket: Some(ticket), owners, all: false });
+        self.s.pending =
+            Some(Pending::Concluding { ticket: Some(ticket), owners, parting: Vec::new(), all: false });
         self.afresh();
         self.look();
     }
@@ -259,6 +262,7 @@ impl Turn<'_> {
     /// All pods and containers that the cgroup tree has now.
     pub(super) fn tree(&mut self, pods: BTreeSet<String>, containers: Vec<Sighting>) {
         let seen: BTreeSet<&ContainerId> = containers.iter().map(|c| &c.id).collect();
+        self.s.unresolved.retain(|id| seen.contains(id));
         // One that was announced and has no cgroup yet stays.
         self.s.containers.retain(|id, c| seen.contains(id) || c.cgroup.is_none());
         let mut moved = false;
@@ -326,7 +330,8 @@ impl Turn<'_> {
         match self.s.assignments.house(owner, path, generation) {
             Ok(moved) => {
                 if moved {
-                    self.s.runtime.insert(owner.clone(), Runtime::default());
+                    let before = self.s.runtime.remove(owner).unwrap_or_default();
+                    self.s.runtime.insert(owner.clone(), before.anew(self.now));
                     self.s.fights.forget(path);
                 }
                 moved
@@ -339,33 +344,28 @@ impl Turn<'_> {
         }
     }
 
-    /// Containers of pods whose cgroups were removed: the CPUs stay theirs until the pod is gone.
-    pub(super) fn unhouse_pods(&mut self) {
-        let gone: Vec<Owner> = self
-            .s
-            .leaving
-            .iter()
-            .filter(|(o, why)| uid_of(o).is_some() && **why != NOT_ACTIVE)
-            .map(|(o, _)| o.clone())
-            .collect();
-        for owner in gone {
-            self.s.leaving.remove(&owner);
+    /// Containers of pods whose cgroups were removed: the CPUs stay theirs until the pod is gone. Returns what stood.
+    pub(super) fn unhouse(&mut self, owners: Vec<Owner>) -> Vec<(Owner, Assignment, Runtime)> {
+        let mut stood = Vec::new();
+        for owner in owners {
             let generation = self.next_generation();
-            let path = self.s.assignments.owners.get(&owner).map(|a| a.cgroup.clone());
-            if self.s.assignments.unhouse(&owner, generation) {
-                let seen = self.s.runtime.remove(&owner).is_some_and(|r| r.id.0 != 0);
-                // A container of the boot before says nothing about this one.
-                if self.s.rebooted
-                    && !seen
-                    && let Some(p) = self.s.assignments.promised.get_mut(&owner)
-                {
-                    p.made = false;
-                }
-                if self.s.homes.get(&owner) == path.as_ref() {
-                    self.s.homes.remove(&owner);
-                }
+            let Some(before) = self.s.assignments.owners.get(&owner).cloned() else { continue };
+            self.s.assignments.unhouse(&owner, generation);
+            self.s.fights.forget(&before.cgroup);
+            let runtime = self.s.runtime.remove(&owner).unwrap_or_default();
+            // A container of the boot before says nothing about this one.
+            if self.s.rebooted
+                && runtime.id.0 == 0
+                && let Some(p) = self.s.assignments.promised.get_mut(&owner)
+            {
+                p.made = false;
             }
+            if self.s.homes.get(&owner) == Some(&before.cgroup) {
+                self.s.homes.remove(&owner);
+            }
+            stood.push((owner, before, runtime));
         }
+        stood
     }
 
     /// What was promised, or why not.

@@ -9,11 +9,15 @@ use crate::{
     cgroup::CgroupPath,
     checkpoint::Extra,
     cpuset::CpuSet,
+    nodeset::NodeId,
     owner::Owner,
-    placement, plan,
+    placement::{Chooser, Refusal, Room, Within},
+    plan,
     request::{Isolation, Request},
+    topology::CpuTopology,
     verdict::Evidence,
 };
+use std::collections::BTreeMap;
 
 impl Turn<'_> {
     pub(super) fn admit(
@@ -83,9 +87,10 @@ impl Turn<'_> {
         }
         if let Some(held) = self.s.assignments.owners.get(&request.owner) {
             let fits = exactly.as_ref().map_or(held.cpus.len() == request.cpus as usize, |e| *e == held.cpus);
+            let memory = exactly.is_some() || held.memory.values().sum::<u64>() == request.memory;
             let as_asked =
                 audit || matches!(request.isolation, Isolation::Auto) || request.isolation == held.isolation;
-            if held.cgroup == cgroup && fits && as_asked {
+            if held.cgroup == cgroup && fits && memory && as_asked {
                 return Ok((cgroup, Reserved::Unchanged));
             }
             if !audit {
@@ -97,10 +102,10 @@ impl Turn<'_> {
             if audit { (request.isolation, Mode::Audit) } else { self.s.resolve(request.isolation)? };
         // Other managers' partitions are neither free nor pool.
         let foreign = plan::foreign(&self.s.desired(), &self.s.observed, Some(&cgroup));
-        let (cpus, reason) = if let Some(cpus) = exactly {
-            (cpus, "declared in the configuration".to_owned())
+        let (cpus, reason, memory) = if let Some(cpus) = exactly {
+            (cpus, "declared in the configuration".to_owned(), BTreeMap::new())
         } else {
-            self.place(request, Some(&cgroup))?
+            self.place(request, Some(&cgroup), &Within::Anywhere)?
         };
         let created = *home == Home::New;
         let generation = self.next_generation();
@@ -113,6 +118,7 @@ impl Turn<'_> {
             isolation,
             generation,
             reason,
+            memory,
             extra: Extra::new(),
         };
         // Declared CPUs of an audited owner are another allocator's choice: ours to check, not to refuse.
@@ -131,7 +137,23 @@ impl Turn<'_> {
         &self,
         request: &Request,
         adopted: Option<&CgroupPath>,
-    ) -> Result<(CpuSet, String), AdmitError> {
+        within: &Within,
+    ) -> Result<(CpuSet, String, BTreeMap<NodeId, u64>), AdmitError> {
+        let placed = self
+            .with_room(adopted, |chooser, topology, room| chooser.place(topology, room, request, within))?;
+        Ok((placed.cpus, placed.reason.to_string(), placed.memory))
+    }
+
+    /// What the containers of a pod have in common.
+    pub(super) fn together(&self, requests: &[&Request]) -> Result<Within, AdmitError> {
+        Ok(self.with_room(None, |chooser, topology, room| chooser.together(topology, room, requests))?)
+    }
+
+    fn with_room<T>(
+        &self,
+        adopted: Option<&CgroupPath>,
+        choose: impl FnOnce(&Chooser, &CpuTopology, Room<'_>) -> Result<T, Box<Refusal>>,
+    ) -> Result<T, Box<Refusal>> {
         let table = &self.s.assignments;
         let foreign = plan::foreign(&self.s.desired(), &self.s.observed, adopted);
         // CPUs isolated at boot belong to no scheduler domain: nothing would balance the owner's threads over them, and
@@ -140,8 +162,9 @@ impl Turn<'_> {
         let isolated = self.s.topology.isolated().unwrap_or(&nothing);
         let allocatable = table.allocatable(&self.s.online).difference(isolated);
         let free = table.free(&self.s.online).difference(&foreign).difference(isolated);
-        let placed = placement::place(&self.s.topology, &allocatable, &free, request)?;
-        Ok((placed.cpus, placed.reason.to_string()))
+        let claimed = table.claimed_memory();
+        let room = Room { allocatable: &allocatable, free: &free, claimed: &claimed };
+        choose(&self.s.chooser, &self.s.topology, room)
     }
 
     pub(super) fn release(&mut self, ticket: Ticket, owner: Option<Owner>) {
@@ -157,7 +180,7 @@ impl Turn<'_> {
         if owners.is_empty() && !all {
             return self.out.push(Effect::Reply(ticket, Answer::Released(Vec::new())));
         }
-        self.s.pending = Some(Pending::Concluding { ticket: Some(ticket), owners, all });
+        self.s.pending = Some(Pending::Concluding { ticket: Some(ticket), owners, parting: Vec::new(), all });
         self.afresh();
         self.look();
     }
@@ -174,11 +197,15 @@ impl Turn<'_> {
         &mut self,
         ticket: Option<Ticket>,
         owners: Vec<Owner>,
+        parting: Vec<Owner>,
         all: bool,
         evidence: Option<&Evidence>,
     ) {
         let mut verdicts = Vec::new();
-        for owner in &owners {
+        // Of a container that ended while nobody watched there is nothing to judge.
+        let watched = |o: &&Owner| self.s.runtime.get(*o).is_some_and(|r| r.base.is_some());
+        let judged: Vec<Owner> = owners.iter().chain(parting.iter().filter(watched)).cloned().collect();
+        for owner in &judged {
             let housed = self.s.assignments.owners.contains_key(owner);
             let verdict = evidence.filter(|_| housed).and_then(|e| self.s.verdict(owner, None, e));
             if let Some(v) = &verdict {
@@ -186,7 +213,7 @@ impl Turn<'_> {
             }
             verdicts.push((owner.clone(), verdict));
         }
-        let mut removed = Vec::new();
+        let mut removed = self.unhouse(parting);
         for owner in owners {
             if let Some(a) = self.s.assignments.release(&owner) {
                 self.s.entering.retain(|(path, _)| *path != a.cgroup);

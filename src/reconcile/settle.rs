@@ -232,8 +232,8 @@ impl Turn<'_> {
             self.contradictions(evidence);
         }
         match self.s.pending.take() {
-            Some(Pending::Concluding { ticket, owners, all }) => {
-                self.conclude(ticket, owners, all, evidence.as_deref());
+            Some(Pending::Concluding { ticket, owners, parting, all }) => {
+                self.conclude(ticket, owners, parting, all, evidence.as_deref());
             }
             Some(Pending::Inspection { ticket }) => {
                 let failed = || Answer::Failed("the evidence could not be read".into());

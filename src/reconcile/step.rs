@@ -68,6 +68,9 @@ impl Turn<'_> {
         let s = &mut *self.s;
         let done = refit::refit(&mut s.assignments, &s.topology, &s.online, &foreign, next);
         self.s.generation = generation;
+        if let Some(fallback) = &mut self.s.fallback {
+            fallback.0.clone_from(&self.s.assignments);
+        }
         for changed in done {
             self.report(FindingKind::Refitted(changed));
         }

@@ -37,6 +37,7 @@ fn record() -> Result<Checkpoint, Box<dyn Error>> {
         let cpus: CpuSet = (0..=n % 8).map(|k| CpuId((4 + n * 5 + k * (1 + n % 3)) % CPUS)).collect();
         let assignment = Assignment {
             reason: format!("{} CPUs on node {}, LLC of CPU {}, 2 whole cores", cpus.len(), n % 8, n % CPUS),
+            memory: std::collections::BTreeMap::new(),
             cpus,
             original: None,
             cgroup: format!("{slice}/cri-containerd-{id}.scope").parse()?,
@@ -58,7 +59,7 @@ fn record() -> Result<Checkpoint, Box<dyn Error>> {
         epoch: 1,
         boot_id: "5f1c3f0e-0000-4000-8000-000000000000".into(),
         topology: "1-1024c-512k-8n-00000000".into(),
-        strategy: checkpoint::STRATEGY.into(),
+        strategy: "best".into(),
         assignments,
         containers,
         first,

@@ -20,6 +20,7 @@ fn requests() -> impl Strategy<Value = Request> {
         whole_cores,
         near: (0..4).filter(|n| near >> n & 1 == 1).map(NodeId).collect(),
         isolation: Isolation::Auto,
+        memory: 0,
     })
 }
 

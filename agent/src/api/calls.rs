@@ -36,6 +36,9 @@ pub struct Admission {
     /// A device to be near: PCI address, network interface or block device.
     #[serde(default)]
     pub near: Option<String>,
+    /// Bytes of memory that are to be on the nodes of the CPUs.
+    #[serde(default)]
+    pub memory: u64,
     /// How exclusivity is to be had; the configured way by default.
     #[serde(default)]
     pub isolation: Isolation,
@@ -372,6 +375,7 @@ fn owners(engine: &mut Engine, about: &About) -> Result<OwnersDoc, Box<ProblemDo
         isolation: state.settings.isolation,
         created: false,
         reason: "declared in the configuration".into(),
+        memory: BTreeMap::new(),
         verdict: Some(Judgement::Inconclusive),
         verdict_reason: Some(format!("declared, not assigned: {}", u.why)),
     }));
@@ -394,6 +398,7 @@ fn admit(engine: &mut Engine, about: &About, a: Admission) -> Outcome {
         whole_cores: a.whole_cores,
         near,
         isolation: a.isolation,
+        memory: a.memory,
     };
     let home = a.cgroup.map_or(Home::New, Home::Existing);
     let pid = a.pid;

@@ -3,9 +3,12 @@
 //! ids strings.
 
 use serde::{Deserialize, Serialize};
-use std::time::{Duration, UNIX_EPOCH};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, UNIX_EPOCH},
+};
 use truepin::{
-    CgroupId, CpuSet, NodeSet, Owner,
+    CgroupId, CpuSet, NodeId, NodeSet, Owner,
     assignments::{Assignment, Mode, Promise},
     ledger::{ClassTimes, Intruder, IntruderKind},
     reconcile::{Finding, Writer},
@@ -45,6 +48,9 @@ pub struct OwnerDoc {
     pub created: bool,
     /// Why this set.
     pub reason: String,
+    /// Memory that it asked for, bytes by NUMA node; its `cpuset.mems` are these nodes.
+    #[serde(default)]
+    pub memory: BTreeMap<NodeId, u64>,
     /// The verdict since the assignment, or since the agent started.
     pub verdict: Option<Judgement>,
     /// The verdict's first reason.
@@ -65,6 +71,7 @@ impl OwnerDoc {
             isolation: a.isolation,
             created: a.created,
             reason: a.reason.clone(),
+            memory: a.memory.clone(),
             verdict: verdict.map(|v| v.judgement),
             verdict_reason: verdict.and_then(|v| v.reasons.first().cloned()),
         }
@@ -84,6 +91,7 @@ impl OwnerDoc {
             isolation: p.isolation,
             created: false,
             reason: p.reason.clone(),
+            memory: BTreeMap::new(),
             verdict: None,
             verdict_reason: Some(format!("{waits}; {}", p.reason)),
         }
@@ -405,7 +413,7 @@ pub struct StatusDoc {
     #[serde(default)]
     pub record: Option<RecordDoc>,
     /// How many owners by mode in force.
-    pub owners: std::collections::BTreeMap<String, u32>,
+    pub owners: BTreeMap<String, u32>,
     /// Problems in force.
     pub problems: Vec<String>,
     /// The newest findings, newest last.

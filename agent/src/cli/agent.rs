@@ -53,7 +53,8 @@ pub(super) fn agent(args: &AgentArgs, paths: &Paths) -> Result<u8, Failure> {
     };
     let mut prepared = start::prepare(&config, paths, names)?;
     if config.mode == RunMode::Migrate {
-        prepared.adopt = import::takeover(&args.kubelet_dir, args.containers.as_deref(), paths)?;
+        let running = prepared.engine.running().map_err(|e| Failure::new(3, &e, None))?;
+        prepared.adopt = import::takeover(&args.kubelet_dir, args.containers.as_deref(), &running, paths)?;
     }
     let listener = {
         let _inside = runtime.enter();

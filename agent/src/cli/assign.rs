@@ -49,6 +49,7 @@ pub(super) fn admission(owner: Owner, wanted: &Wanted) -> Admission {
         numa: wanted.numa.map(Into::into),
         whole_cores: wanted.whole_cores,
         near: wanted.near.clone(),
+        memory: wanted.memory.unwrap_or(0),
         isolation: wanted.isolation(),
         cgroup: None,
         pid: None,

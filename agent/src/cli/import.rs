@@ -266,18 +266,22 @@ pub(super) fn import(args: &ImportArgs, paths: &Paths) -> Result<u8, Failure> {
 }
 
 /// What stands of the state of this node's kubelet, for an agent that starts; findings about the rest are logged.
+/// `running` are the containers that the cgroup tree has: where a pod's containers share CPUs, one that runs gets them.
 pub(super) fn takeover(
     dir: &Path,
     names: Option<&Path>,
+    running: &Containers,
     paths: &Paths,
 ) -> Result<Vec<(Owner, CpuSet)>, Failure> {
-    let containers = containers(names)?;
+    let mut containers = containers(names)?;
     let topology = machine(None, paths)?;
     let nodes: NodeSet = topology.nodes().iter().map(|n| n.id).collect();
     let cpu = read(&dir.join(CPU_FILE)).map_err(|e| Failure::new(3, &e, None))?;
     if cpu.is_none() {
         tracing::warn!("{} does not exist: there is nothing to take over", dir.join(CPU_FILE).display());
     }
+    // A file of before 1.18 has ids only; the tree resolves those of what still runs.
+    containers.extend(running.clone());
     let judgement = kubelet::judge(&Input {
         dir: &dir.to_string_lossy(),
         cpu: cpu.as_deref(),
@@ -291,16 +295,22 @@ pub(super) fn takeover(
         reserved: None,
         strict: false,
     });
-    for finding in &judgement.document.truepin.findings {
-        tracing::warn!("{}: {}", finding.path, finding.text);
+    let ours = &judgement.document.truepin;
+    for said in ours.findings.iter().chain(&ours.notes) {
+        tracing::warn!("{}: {}", said.path, said.text);
     }
     if !judgement.document.truepin.importable {
         let text = format!("the kubelet's state in {} cannot be taken over", dir.display());
         let hint = Some("`truepin import kubelet --dry-run` says why".into());
         return Err(Failure { code: 3, text, hint, is_audit: false });
     }
+    let adoption = kubelet::adoptions(&judgement.cpu, running);
+    for (owner, cpus, with) in &adoption.sharing {
+        let with: Vec<String> = with.iter().map(ToString::to_string).collect();
+        tracing::info!("{owner}: its CPUs {cpus} are those of {} from now on", with.join(", "));
+    }
     tracing::warn!("{}", kubelet_advice().trim());
-    Ok(judgement.adoption.owners)
+    Ok(adoption.owners)
 }
 
 /// Takes over what stands: `judgement.adoption.owners` are disjoint sets by owner. The agent takes all of them or none,

@@ -157,9 +157,40 @@ struct Wanted {
     /// Near this device: PCI address, network interface or block device
     #[arg(long, value_name = "DEV")]
     near: Option<String>,
+    /// Memory that must be on the nodes of the CPUs: bytes, or with K, M, G, T (powers of 1024); its cgroup takes
+    /// memory from those nodes alone
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory: Option<u64>,
     /// How exclusivity is to be had [default: as configured, else partition where the kernel can]
     #[arg(long, value_enum)]
     isolation: Option<Isolate>,
+}
+
+/// `4096`, `512M`, `1.5G`, `8GiB`.
+fn size(text: &str) -> Result<u64, String> {
+    let wrong = || format!("{text:?} is no size; expected bytes or e.g. 512M or 1.5G");
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let power = match unit.strip_suffix("iB").unwrap_or(unit) {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(wrong()),
+    };
+    let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+    let whole: u64 = whole.parse().map_err(|_| wrong())?;
+    // Thousandths are enough, and exact.
+    let mut part: String = part.chars().take(3).collect();
+    while part.len() < 3 {
+        part.push('0');
+    }
+    let part: u64 = part.parse().map_err(|_| wrong())?;
+    let unit = 1_u64 << power;
+    let bytes =
+        whole.checked_mul(unit).and_then(|b| b.checked_add(unit / 1000 * part + unit % 1000 * part / 1000));
+    bytes.filter(|b| *b > 0).ok_or_else(wrong)
 }
 
 impl Wanted {
@@ -212,4 +243,29 @@ pub fn main() -> u8 {
         Command::Exec(_) => Ok(0),
     };
     result.unwrap_or_else(|failure: Failure| failure.print())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::size;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("1", Ok(1)),
+            ("4096", Ok(4096)),
+            ("512M", Ok(512 << 20)),
+            ("1.5G", Ok(3 << 29)),
+            ("8GiB", Ok(8 << 30)),
+            ("0.25K", Ok(256)),
+            ("16777215T", Ok(16_777_215 << 40)),
+        ] {
+            assert_eq!(size(text), bytes, "{text}");
+        }
+        for text in
+            ["", "0", "G", "-1", "1X", "1 G", "1.2.3G", "99999999T", "18446744073709551616", "1GB", ".5G"]
+        {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
 }

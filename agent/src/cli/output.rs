@@ -59,7 +59,13 @@ impl From<ConfigError> for Failure {
 impl From<StartError> for Failure {
     fn from(error: StartError) -> Self {
         let root = nix::unistd::geteuid().is_root();
-        let code = if matches!(error, StartError::Reserved { .. }) { 2 } else { 3 };
+        let code =
+            if matches!(error, StartError::Reserved { .. } | StartError::Strategy(_) | StartError::Choose(_))
+            {
+                2
+            } else {
+                3
+            };
         Self::new(code, &error, error.hint().or((!root).then_some("run it as root")))
     }
 }

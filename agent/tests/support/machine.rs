@@ -122,6 +122,33 @@ impl Machine {
         Agent(child)
     }
 
+    /// The cgroups of a container, with all above it.
+    pub(crate) fn container(&self, uid: &str, id: &str) {
+        for dir in ["kubepods".to_owned(), format!("kubepods/pod{uid}"), format!("kubepods/pod{uid}/{id}")] {
+            let at = self.path(&format!("cgroup/{dir}"));
+            if at.exists() {
+                continue;
+            }
+            fs::create_dir(&at).unwrap();
+            for (file, text) in [
+                ("cgroup.controllers", "cpuset cpu\n"),
+                ("cgroup.subtree_control", "cpuset\n"),
+                ("cgroup.procs", ""),
+                ("cgroup.type", "domain\n"),
+                ("cgroup.events", "populated 1\nfrozen 0\n"),
+                ("cpuset.cpus", "\n"),
+                ("cpuset.mems", "\n"),
+                ("cpuset.cpus.effective", "0-7\n"),
+                ("cpuset.mems.effective", "0-1\n"),
+                ("cpuset.cpus.exclusive", "\n"),
+                ("cpuset.cpus.exclusive.effective", "\n"),
+                ("cpuset.cpus.partition", "member\n"),
+            ] {
+                fs::write(at.join(file), text).unwrap();
+            }
+        }
+    }
+
     pub(crate) fn file(&self, cgroup: &str, name: &str) -> String {
         fs::read_to_string(self.path(&format!("cgroup/{cgroup}/{name}"))).unwrap().trim().to_owned()
     }

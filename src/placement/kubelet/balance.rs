@@ -312,7 +312,7 @@ fn endless(
     last: Option<&Vec<usize>>,
 ) -> bool {
     // At least two nodes must have something that is no whole group, and a whole group too.
-    let ragged = |a: &&usize| **a >= share + group && **a % group > 0;
+    let ragged = |a: &&usize| **a >= share + group && !(**a).is_multiple_of(group);
     if group < 2 || extra < 3 || free.iter().filter(ragged).count() < 2 {
         return false;
     }

@@ -327,12 +327,14 @@ impl KubeletMachine {
     }
 
     /// Nodes with CPUs, ascending, each with its CPUs (never empty).
+    #[must_use]
     pub fn nodes(&self) -> impl ExactSizeIterator<Item = (NodeId, &CpuSet)> {
         let id = |id: &i64| NodeId(u32::try_from(*id).unwrap_or(u32::MAX));
         self.nodes.ids.iter().map(id).zip(&self.nodes.cpus)
     }
 
     /// Sockets with CPUs, by the kubelet's number, each with its CPUs (never empty).
+    #[must_use]
     pub fn sockets(&self) -> impl ExactSizeIterator<Item = (i64, &CpuSet)> {
         self.sockets.ids.iter().copied().zip(&self.sockets.cpus)
     }

@@ -102,11 +102,16 @@ fn as_balanced_as_by_walking_all_subsets() {
         let ragged = random.below(3) == 0;
         let nodes = if ragged { 4 + random.below(5) } else { 1 + random.below(8) };
         let group = if ragged { 2 + random.below(3) } else { [1, 1, 2, 3][random.below(4)] };
-        // Small ranges for ties, large ones for deviations that differ by less than they are rounded to.
-        let most = [4, 12, 40, 400][random.below(4)];
+        // Small ranges for ties; large ones with a few nodes nearly alike for deviations that differ by less than what
+        // they are rounded to.
+        let most = [4, 12, 40, 400, 40_000][random.below(5)];
+        let alike = if most > 400 { 1 + random.below(most) } else { 0 };
         let even = !ragged && random.below(3) == 0;
         let free: Vec<usize> = (0..nodes)
-            .map(|_| 1 + random.below(most))
+            .map(|_| match alike {
+                1.. if random.below(2) == 0 => alike + random.below(4),
+                _ => 1 + random.below(most),
+            })
             .map(|free| if even { free.next_multiple_of(group) } else { free })
             .collect();
         let groups = free.iter().sum::<usize>() / group;
@@ -353,6 +358,7 @@ fn a_request_is_placed_or_refused() {
             whole_cores,
             near: nodes(near),
             isolation: Isolation::Auto,
+            memory: 0,
         };
         let (allocatable, free) = (set("1-15"), set(free));
         let affinity = affinity.map(nodes);

@@ -197,7 +197,7 @@ impl Rule<'_> {
     }
 
     fn distributed(&self, free: &Free, n: usize, group: usize, available: usize) -> Outcome {
-        if n % group != 0 || n == 0 || n > free.0.len() {
+        if !n.is_multiple_of(group) || n == 0 || n > free.0.len() {
             return self.packed(free, n, false, available);
         }
         // The kubelet lists a node once for each socket that it is in; once is meant.

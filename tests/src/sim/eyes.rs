@@ -257,13 +257,18 @@ impl Eyes {
             }
             let now = self.text(path, *file).split(' ').next().unwrap_or_default().to_owned();
             let up = path.parent().unwrap_or_default();
-            let inherits = self.set(path, "cpuset.cpus.effective") == self.set(&up, "cpuset.cpus.effective");
+            let effective = match file {
+                CpusetFile::Mems => "cpuset.mems.effective",
+                _ => "cpuset.cpus.effective",
+            };
+            let inherits = self.set(path, effective) == self.set(&up, effective);
             // What another manager's partition beside it holds cannot be listed without breaking that on older kernels.
             let beside = self.partitions_beside(path);
             let same = |then: &String| {
                 let free = then.parse::<CpuSet>().map(|t| t.difference(&beside).to_string());
                 let left = !beside.is_empty() && free.is_ok_and(|f| f == now || f.is_empty());
-                let refused = empty_refused && *file == CpusetFile::Cpus && then.is_empty();
+                let list = matches!(file, CpusetFile::Cpus | CpusetFile::Mems);
+                let refused = empty_refused && list && then.is_empty();
                 now == *then || left || refused && inherits
             };
             if !same(old) && !self.contested.get(key).is_some_and(|c| c.iter().any(same)) {

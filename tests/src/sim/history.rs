@@ -280,6 +280,7 @@ impl Op {
                         whole_cores: false,
                         near: NodeSet::new(),
                         isolation: Isolation::Auto,
+                        memory: 0,
                     };
                     let requests = containers.iter().enumerate().map(request).collect();
                     admissions.push(PodAdmission { ticket: sim.ticket(), uid: uid.clone(), requests });
@@ -331,16 +332,17 @@ pub fn next_op(rng: &mut Rng, sim: &Sim) -> Op {
     };
     if !op.is_hostile() && rng.chance(10) && !sim.state.assignments.owners.is_empty() {
         let Op::Hostile(writes) = hostile(rng, sim) else { return op };
-        // Whoever empties the slice's list in the instant before a partition below it ends makes the kernel lose CPUs for
-        // good (6.12, 7.3), and nobody can help that.
-        let helpless = |w: &Foreign| {
-            w.file == "cpuset.cpus.exclusive" && sim.state.assignments.owner_of(&w.path).is_none()
-        };
-        if let Some(write) = writes.into_iter().find(|w| !helpless(w)) {
+        if let Some(write) = writes.into_iter().find(|w| !helpless(sim, w)) {
             return Op::Ambush { nth: rng.below(8) as u64, write, during: Box::new(op) };
         }
     }
     op
+}
+
+/// Whoever empties the slice's list in the instant before a partition below it ends makes the kernel lose CPUs for good
+/// (6.12, 7.3), and nobody can help that.
+fn helpless(sim: &Sim, write: &Foreign) -> bool {
+    write.file == "cpuset.cpus.exclusive" && sim.state.assignments.owner_of(&write.path).is_none()
 }
 
 /// Something about pods: what an orchestrator says, what a runtime says, what the tree shows.
@@ -371,13 +373,15 @@ fn count(rng: &mut Rng) -> u32 {
     [1, 1, 2, 2, 3, 4][rng.below(6)]
 }
 
-fn exactly(rng: &mut Rng, sim: &Sim, wish: Wish) -> Wish {
+fn exactly(rng: &mut Rng, sim: &Sim, mut wish: Wish) -> Wish {
+    // Two nodes of 8 GiB.
+    wish.request.memory = [0, 0, 0, 1, 5, 9][rng.below(6)] << 30;
     let free = sim.state.assignments.free(&sim.state.online);
     if rng.chance(50) || free.is_empty() {
         return wish;
     }
     let set: CpuSet = rng.part(&free).iter().take(4).collect();
-    let mut wish = wish.on(set.clone());
+    wish = wish.on(set.clone());
     wish.request.cpus = u32::try_from(set.len()).unwrap_or(1);
     wish
 }
@@ -444,11 +448,16 @@ fn hostile(rng: &mut Rng, sim: &Sim) -> Op {
                 let word = ["member", "root", "isolated"][rng.below(3)];
                 (path, "cpuset.cpus.partition", word.into())
             }
+            4 if owned => (path, "cpuset.mems", ["", "0", "1", "0-1"][rng.below(4)].into()),
             9 => (path.parent().unwrap_or_default(), "cgroup.subtree_control", "-cpuset".into()),
-            // 0..=4, and what belongs to nobody.
+            // 0..=3, and what belongs to nobody.
             _ => (path, "cpuset.cpus", set(rng)),
         };
         writes.push(Foreign { path, file: file.into(), text });
+        // A second write, of the partition's own files, would end it before anybody could list its CPUs again.
+        if writes.last().is_some_and(|w| helpless(sim, w)) {
+            break;
+        }
     }
     Op::Hostile(writes)
 }

@@ -38,7 +38,7 @@ use truepin::{
 use truepin_agent::executor::execute;
 
 /// What stays the same over restarts.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Setup {
     /// Configuration.
     pub settings: Settings,
@@ -61,6 +61,8 @@ impl Setup {
             slice: "truepin.slice".parse().unwrap_or_default(),
             isolation: Isolation::Auto,
             repairs_per_minute: 3,
+            strategy: truepin::placement::Strategy::Best,
+            scope: truepin::placement::Scope::Container,
             sources: std::collections::BTreeSet::new(),
             roles: BTreeMap::new(),
             kthread_budget_ns_per_s: 10_000_000,
@@ -461,6 +463,7 @@ impl Wish {
             whole_cores: false,
             near: truepin::NodeSet::new(),
             isolation,
+            memory: 0,
         };
         Self { request, exactly: None, home, pid: None }
     }

@@ -30,6 +30,7 @@ pub const SUITE: Suite = Suite {
         Scenario::new("a command's status, signals and refusals", run_command).limit(120),
         Scenario::new("run without an agent", embedded).limit(120),
         Scenario::new("an existing cgroup is assigned and put back", assign_existing).limit(120),
+        Scenario::new("memory comes from the nodes of the CPUs", memory).limit(120),
         Scenario::new("one agent at a time", second_agent).limit(60),
         Scenario::new("ten owners and what the agent costs", ten_owners).limit(180),
     ],
@@ -385,6 +386,33 @@ fn assign_existing(_: &mut Guest) -> Outcome {
     truepin(&["release", "--all"])?.ok()?;
     equal("files", snapshot()?, before)?;
     equal("mask", load.task().allowed()?, machine::online()?)
+}
+
+/// What the command's own threads are allowed, from their first moment on.
+fn memory(_: &mut Guest) -> Outcome {
+    let _agent = agent("")?;
+    let near = |nodes: &str| nodes.parse::<truepin::NodeSet>();
+    let first = RunOwner::start("m1", &["--cpus", "1", "--memory", "64M"], &sleepy(1))?;
+    let nodes = http("GET", "/v1/owners/run/m1", None)?.1;
+    let home = near(text(&nodes, "nodes"))?;
+    equal("nodes", home.len(), 1)?;
+    equal("bytes by node", nodes["memory"][&home.to_string()].as_u64(), Some(64 << 20))?;
+    equal("cpuset.mems", first.cgroup().read("cpuset.mems")?, home.to_string())?;
+    for thread in first.task()?.threads()? {
+        equal("allowed nodes", thread.mems_allowed()?, home.clone())?;
+    }
+    let second = ["run", "--name", "m2", "--cpus", "1", "--memory", "1T", "--", "true"];
+    let refused = truepin(&second)?;
+    equal("status of a refused run", refused.code(), 125)?;
+    anyhow::ensure!(refused.stderr.contains("of memory on the same nodes"), "{refused}");
+    // An existing cgroup's file is put back.
+    let cgroup = Cgroup::create("legacy-memory", "+cpuset")?;
+    let args =
+        ["assign", "cgroup/legacy-memory", "--cgroup", "/legacy-memory", "--cpus", "1", "--memory", "8M"];
+    truepin(&args)?.ok()?;
+    equal("one node", near(&cgroup.read("cpuset.mems")?)?.len(), 1)?;
+    truepin(&["release", "cgroup/legacy-memory"])?.ok()?;
+    equal("as it was", cgroup.read("cpuset.mems")?, String::new())
 }
 
 fn second_agent(_: &mut Guest) -> Outcome {
