@@ -24,7 +24,7 @@ pub(crate) fn compare(folder: &Path) -> Result<Tally, String> {
             let n = record["n"].as_u64().and_then(|n| usize::try_from(n).ok()).ok_or("no n")?;
             let (available, reusable) = (cpus(&record["avail"])?, cpus(&record["reusable"])?);
             let list = cpu_hints(&machine.kubelet, options.align_by_socket, &available, &reusable, n);
-            Ok::<_, String>(Value::from_iter(list.iter().map(pair)))
+            Ok::<Value, String>(list.iter().map(pair).collect())
         };
         tally.compare(id, &record["exp"], hints());
     }

@@ -137,7 +137,7 @@ fn winners_are_the_merges_of_the_lists() {
     for seed in 0..40_000 {
         let mut chance = Chance::new(seed);
         let world = World::random(&mut chance, 5);
-        let wishes: Vec<Wish> = (0..1 + chance.below(3)).map(|_| Wish::random(&mut chance, &world)).collect();
+        let wishes: Vec<Wish> = (0..=chance.below(3)).map(|_| Wish::random(&mut chance, &world)).collect();
         let demands: Vec<Demand> = wishes.iter().filter_map(|w| w.demand(&world)).collect();
         // A demand of two kinds of memory is two lists.
         let lists: Vec<Option<List>> = wishes
@@ -200,7 +200,7 @@ fn winners_are_the_merges_of_longer_lists() {
     for seed in 0..4_000 {
         let mut chance = Chance::new(seed);
         let world = World::random(&mut chance, 11);
-        let wishes: Vec<Wish> = (0..1 + chance.below(4)).map(|_| Wish::random(&mut chance, &world)).collect();
+        let wishes: Vec<Wish> = (0..=chance.below(4)).map(|_| Wish::random(&mut chance, &world)).collect();
         let demands: Vec<Demand> = wishes.iter().filter_map(|w| w.demand(&world)).collect();
         let opinions: Vec<Opinion> =
             demands.iter().flat_map(|d| std::iter::repeat_n(d.opinion(), d.lists())).collect();

@@ -92,7 +92,7 @@ pub(super) fn merge(
         })
         .map(|mut list| {
             if single {
-                list.retain(|(mask, preferred)| *preferred && mask.is_none_or(|m| m.count_ones() == 1));
+                list.retain(|(mask, preferred)| *preferred && mask.is_none_or(u32::is_power_of_two));
             }
             list
         })
