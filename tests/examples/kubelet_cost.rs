@@ -149,23 +149,20 @@ fn many_nodes(nodes: u32) -> KubeletMachine {
     KubeletMachine::labelled(&labels, counts)
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let part = env::args().nth(1).unwrap_or_default();
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let shared = workspace.join(env::var_os("TRUEPIN_SHARED").map_or("../shared".into(), PathBuf::from));
-    let vectors = shared.join("vectors");
-    let topologies = records(&vectors.join("bench_topologies.jsonl"))?;
-    let machines: BTreeMap<String, Machine> = machines::machines(&topologies)?;
-
+/// Every recorded row, as a table; returns the least ratio of each kind, and whose it is.
+fn recorded_rows(
+    rows: &[Value],
+    machines: &BTreeMap<String, Machine>,
+    part: &str,
+) -> Result<BTreeMap<String, (f64, String)>, Box<dyn Error>> {
     println!(
         "{:<40} {:>10} {:>10} {:>10} {:>12} {:>8}",
         "row", "recorded", "ours", "ratio", "allocations", "ours"
     );
     let mut worst: BTreeMap<String, (f64, String)> = BTreeMap::new();
-    let rows = records(&vectors.join("bench.jsonl"))?;
-    for row in &rows {
+    for row in rows {
         let id = row["id"].as_str().ok_or("a row without id")?;
-        if !id.contains(&part) {
+        if !id.contains(part) {
             continue;
         }
         let name = row["t"].as_str().ok_or("a row without machine")?;
@@ -194,6 +191,19 @@ fn main() -> Result<(), Box<dyn Error>> {
             *worst = (ratio, id.to_owned());
         }
     }
+    Ok(worst)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let part = env::args().nth(1).unwrap_or_default();
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let shared = workspace.join(env::var_os("TRUEPIN_SHARED").map_or("../shared".into(), PathBuf::from));
+    let vectors = shared.join("vectors");
+    let topologies = records(&vectors.join("bench_topologies.jsonl"))?;
+    let machines: BTreeMap<String, Machine> = machines::machines(&topologies)?;
+
+    let rows = records(&vectors.join("bench.jsonl"))?;
+    let worst = recorded_rows(&rows, &machines, &part)?;
     println!("\nrequest to winning hint: the kubelet's two steps recorded, here one");
     for (id, recorded, call) in hints::winners_of_rows(&rows, &machines, &part)? {
         let (ours, allocations) = cost(&call)?;
