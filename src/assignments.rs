@@ -94,6 +94,9 @@ pub struct Promise {
     /// It had a cgroup before.
     #[serde(default, skip_serializing_if = "is_false")]
     pub made: bool,
+    /// As [`Assignment::memory`].
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub memory: BTreeMap<NodeId, u64>,
     /// As [`Assignment::original`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original: Option<CpuSet>,
@@ -234,11 +237,20 @@ impl Assignments {
         self.allocatable(online).difference(&self.exclusive())
     }
 
+    /// The memory that the owner asked for.
+    pub(crate) fn memory_of_mut(&mut self, owner: &Owner) -> Option<&mut BTreeMap<NodeId, u64>> {
+        match self.owners.get_mut(owner) {
+            Some(a) => Some(&mut a.memory),
+            None => self.promised.get_mut(owner).map(|p| &mut p.memory),
+        }
+    }
+
     /// Memory that owners have asked for, bytes by node.
     #[must_use]
     pub fn claimed_memory(&self) -> BTreeMap<NodeId, u64> {
         let mut claimed = BTreeMap::new();
-        for (node, bytes) in self.owners.values().flat_map(|a| &a.memory) {
+        let promised = self.promised.values().flat_map(|p| &p.memory);
+        for (node, bytes) in self.owners.values().flat_map(|a| &a.memory).chain(promised) {
             let sum: &mut u64 = claimed.entry(*node).or_default();
             *sum = sum.saturating_add(*bytes);
         }
@@ -358,7 +370,7 @@ impl Assignments {
             isolation: p.isolation,
             generation,
             reason: p.reason,
-            memory: BTreeMap::new(),
+            memory: p.memory,
             original: p.original,
             extra: p.extra,
         };
@@ -376,6 +388,7 @@ impl Assignments {
             generation,
             reason: a.reason,
             made: true,
+            memory: a.memory,
             original: a.original,
             extra: a.extra,
         };
@@ -488,6 +501,7 @@ mod tests {
             generation: 1,
             reason: String::new(),
             made: false,
+            memory: BTreeMap::new(),
             original: None,
             extra: Extra::new(),
         }

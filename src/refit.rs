@@ -13,11 +13,13 @@
 use crate::{
     assignments::Assignments,
     cpuset::CpuSet,
+    nodeset::NodeSet,
     owner::Owner,
     placement,
     request::{AlignmentPolicy, Isolation, Request},
     topology::CpuTopology,
 };
+use std::{collections::BTreeMap, fmt};
 
 /// What became of one owner's set.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +34,31 @@ pub struct Refit {
     pub lost: CpuSet,
     /// How many of them could not be replaced.
     pub missing: usize,
+    /// Where its memory comes from now, if that is not where it came from; empty: from anywhere, because no nodes had room.
+    pub memory: Option<NodeSet>,
+}
+
+impl fmt::Display for Refit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { owner, from, to, lost, missing, memory } = self;
+        write!(f, "{owner}: ")?;
+        if from != to {
+            write!(f, "CPUs {lost} are gone or reserved now; it has {to} instead of {from}")?;
+            if *missing > 0 {
+                write!(f, ", {missing} could not be replaced")?;
+            }
+        } else if !lost.is_empty() {
+            write!(f, "CPUs {lost} are gone or reserved now, and nothing is free to replace them")?;
+        }
+        let and = if from != to || !lost.is_empty() { "; " } else { "" };
+        match memory {
+            Some(nodes) if nodes.is_empty() => {
+                write!(f, "{and}its memory comes from any node now: none near it has room")
+            }
+            Some(nodes) => write!(f, "{and}its memory comes from nodes {nodes} now"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Fits the sets of `table` to the CPUs that are `online` and not reserved. Replacements are never among the `foreign`
@@ -73,9 +100,48 @@ pub fn refit(
                 (p.cpus, p.generation) = (to.clone(), generation);
             }
         }
-        done.push(Refit { owner, from, to, lost, missing });
+        done.push(Refit { owner, from, to, lost, missing, memory: None });
     }
+    memory(table, topology, &mut done);
     done
+}
+
+/// Memory follows CPUs that were moved, and leaves nodes that are gone.
+fn memory(table: &mut Assignments, topology: &CpuTopology, done: &mut Vec<Refit>) {
+    let with: Vec<(Owner, CpuSet)> = table.sets().map(|(o, s)| (o.clone(), s.clone())).collect();
+    for (owner, cpus) in with {
+        let moved = done.iter().any(|r| r.owner == owner && r.from != r.to);
+        let Some(held) = table.memory_of_mut(&owner).filter(|m| !m.is_empty()) else { continue };
+        if !moved && held.keys().all(|n| topology.node(*n).is_some()) {
+            continue;
+        }
+        let before = std::mem::take(held);
+        let bytes = before.values().fold(0_u64, |sum, b| sum.saturating_add(*b));
+        let near = topology.nodes_of(&cpus);
+        let now = placement::split_memory(topology, &table.claimed_memory(), bytes, &near, &cpus);
+        let now = if now.values().sum::<u64>() == bytes { now } else { BTreeMap::new() };
+        if now.keys().eq(before.keys()) {
+            if let Some(held) = table.memory_of_mut(&owner) {
+                *held = now;
+            }
+            continue;
+        }
+        let nodes: NodeSet = now.keys().copied().collect();
+        if let Some(held) = table.memory_of_mut(&owner) {
+            *held = now;
+        }
+        match done.iter_mut().find(|r| r.owner == owner) {
+            Some(r) => r.memory = Some(nodes),
+            None => done.push(Refit {
+                owner,
+                from: cpus.clone(),
+                to: cpus,
+                lost: CpuSet::new(),
+                missing: 0,
+                memory: Some(nodes),
+            }),
+        }
+    }
 }
 
 /// As many CPUs as can be had, up to `wanted`, near `kept`.
@@ -203,6 +269,26 @@ mod tests {
             assert_eq!(a.cpus.len(), 2, "{} after {online}, e.g. {now}", a.cpus);
             assert!(a.cpus.is_subset(&set(online)));
         }
+    }
+
+    #[test]
+    fn memory_follows_the_cpus() {
+        let owner: Owner = "run/a".parse().unwrap();
+        let node = |n: u32| crate::nodeset::NodeId(n);
+        // The node's CPUs but one are reserved by now; the other has 8 GiB, of which somebody has 4.
+        let mut t = table(&[("a", "2-3"), ("b", "4")], "0");
+        t.owners.get_mut(&owner).unwrap().memory = [(node(0), 3 << 30)].into();
+        t.owners.get_mut(&"run/b".parse().unwrap()).unwrap().memory = [(node(1), 4 << 30)].into();
+        t.reserved = set("0-3");
+        let done = refit(&mut t, &machine("0-7"), &set("0-7"), &CpuSet::new(), || 2);
+        assert_eq!(t.owners[&owner].mems().to_string(), "1", "{done:?}");
+        assert!(done[0].to_string().ends_with("; its memory comes from nodes 1 now"), "{}", done[0]);
+        // More than it has: from anywhere, and that is said.
+        t.owners.get_mut(&owner).unwrap().memory = [(node(7), 15 << 30)].into();
+        let done = refit(&mut t, &machine("0-7"), &set("0-7"), &CpuSet::new(), || 2);
+        assert_eq!((t.owners[&owner].mems().len(), done.len()), (0, 1), "{done:?}");
+        assert!(done[0].to_string().contains("from any node now"), "{}", done[0]);
+        assert!(refit(&mut t, &machine("0-7"), &set("0-7"), &CpuSet::new(), || 2).is_empty());
     }
 
     #[test]

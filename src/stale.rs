@@ -78,6 +78,10 @@ impl Sources {
         if report.complete {
             // A position of an agent before this one may be anything.
             let admitted = report.position.map_or(self.count, |p| p.min(self.count));
+            // One that was overtaken knows less than what was heard since.
+            if heard.as_ref().is_some_and(|h| admitted < h.admitted) {
+                return Ok(());
+            }
             *heard = Some(Heard { pods: report.pods, admitted });
             // What every report knows of needs no date any more.
             let oldest = self.heard.values().map(|h| h.as_ref().map_or(0, |h| h.admitted)).min();
@@ -178,6 +182,18 @@ mod tests {
         s.admitted("c");
         s.hear(SourceReport { position: Some(u64::MAX), ..report("api", true, &["c"]) }).unwrap();
         assert!(!s.is_stale("c", false));
+    }
+
+    #[test]
+    fn a_report_that_was_overtaken_frees_nobody() {
+        let mut s = Sources::new(&set(&["api"]));
+        s.admitted("a");
+        let early = s.position();
+        s.admitted("p");
+        let late = SourceReport { position: Some(s.position()), ..report("api", true, &["a", "p"]) };
+        s.hear(late).unwrap();
+        s.hear(SourceReport { position: Some(early), ..report("api", true, &["a"]) }).unwrap();
+        assert!(!s.is_stale("p", true) && !s.is_stale("a", true));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use truepin::{
     CgroupPath, CpuSet, CpuTopology, CpusetFile, Owner,
     containers::ContainerId,
+    placement::{Scope, Strategy, kubelet::StaticOptions},
     pod::Pod,
     reconcile::{AdmitError, Answer, Event, FindingKind, PodAdmission, Sighting},
     request::{AlignmentPolicy, Isolation},
@@ -440,21 +441,124 @@ fn a_container_that_ends_has_a_last_verdict() {
     sim.tick().unwrap();
     let last = sim.verdict(&owner("pod/a/c")).unwrap();
     assert_eq!(last.judgement, truepin::verdict::Judgement::Violated, "{last:?}");
-    // Its successor begins with a clean slate.
+    // Its successor does not make that undone: since the assignment it is violated, by itself it is not.
     sim.probe.foreign_ns.clear();
     make(&mut sim, "a", 2);
     created(&mut sim, "a", "c", 2);
     sim.wait(1_000_000_000);
     let next = sim.verdict(&owner("pod/a/c")).unwrap();
-    assert_eq!(next.judgement, truepin::verdict::Judgement::Held, "{next:?}");
+    assert_eq!(next.judgement, truepin::verdict::Judgement::Violated, "{next:?}");
+    assert!(next.reasons[0].starts_with("in an earlier container: CPU 2"), "{next:?}");
+    let from = sim.evidence().unwrap();
+    sim.wait(1_000_000_000);
+    let now = sim.evidence().unwrap();
+    let window = sim.state.verdict(&owner("pod/a/c"), Some(&from), &now).unwrap();
+    assert_eq!(window.judgement, truepin::verdict::Judgement::Held, "{window:?}");
     // Replaced before anybody looked: the verdict since the assignment says that a part was not judged.
     make(&mut sim, "a", 3);
     created(&mut sim, "a", "c", 3);
     sim.wait(1_000_000_000);
     let both = sim.verdict(&owner("pod/a/c")).unwrap();
-    assert_eq!(both.judgement, truepin::verdict::Judgement::Inconclusive, "{both:?}");
+    assert_eq!(both.judgement, truepin::verdict::Judgement::Violated, "{both:?}");
     assert!(both.reasons.iter().any(|r| r.contains("made anew")), "{both:?}");
     settled(&mut sim);
+}
+
+#[test]
+fn containers_that_end_well_leave_nothing_behind() {
+    let mut sim = node(&[]);
+    admitted(&mut sim, &pod("a", &[("c", 2)]));
+    for n in 1..4 {
+        make(&mut sim, "a", n);
+        created(&mut sim, "a", "c", n);
+        sim.wait(1_000_000_000);
+        let now = sim.verdict(&owner("pod/a/c")).unwrap();
+        assert_eq!(now.judgement, truepin::verdict::Judgement::Held, "{n}: {now:?}");
+        unmake(&mut sim, "a", n);
+        sim.tick().unwrap();
+    }
+    // One whose end could not be judged does.
+    make(&mut sim, "a", 4);
+    created(&mut sim, "a", "c", 4);
+    sim.wait(1_000_000_000);
+    sim.probe.broken = true;
+    unmake(&mut sim, "a", 4);
+    sim.tick().unwrap();
+    sim.probe.broken = false;
+    make(&mut sim, "a", 5);
+    created(&mut sim, "a", "c", 5);
+    sim.wait(1_000_000_000);
+    let now = sim.verdict(&owner("pod/a/c")).unwrap();
+    assert_eq!(now.judgement, truepin::verdict::Judgement::Inconclusive, "{now:?}");
+    // A pod of the same name that comes later has no past.
+    remove(&mut sim, "a");
+    unmake(&mut sim, "a", 5);
+    admitted(&mut sim, &pod("a", &[("c", 2)]));
+    make(&mut sim, "a", 6);
+    created(&mut sim, "a", "c", 6);
+    sim.wait(1_000_000_000);
+    assert_eq!(sim.verdict(&owner("pod/a/c")).unwrap().judgement, truepin::verdict::Judgement::Held);
+}
+
+#[test]
+fn the_pod_as_a_whole() {
+    for strategy in [Strategy::Best, Strategy::Kubelet { options: StaticOptions::default(), closest: false }]
+    {
+        let of = |scope| {
+            let mut sim = node(&[]);
+            let mut setup = (*sim.setup).clone();
+            (setup.settings.strategy, setup.settings.scope) = (strategy, scope);
+            sim = Sim::new(setup, booted("0-7"));
+            sim.eyes.log = Some(Vec::new());
+            sim
+        };
+        // CPUs 2-3 of one node are free, 4-7 of the other.
+        let mut sim = of(Scope::Container);
+        assert_eq!(admitted(&mut sim, &pod("a", &[("c", 2), ("d", 2)])), ["pod/a/c 2-3", "pod/a/d 4-5"]);
+        let mut sim = of(Scope::Pod);
+        assert_eq!(
+            admitted(&mut sim, &pod("a", &[("c", 2), ("d", 2)])),
+            ["pod/a/c 4-5", "pod/a/d 6-7"],
+            "{strategy}"
+        );
+        // What does not fit together leaves nothing behind.
+        let before = sim.state.assignments.clone();
+        let answer = admit(&mut sim, &pod("b", &[("c", 1), ("d", 2)]));
+        assert!(matches!(answer, Answer::Refused(AdmitError::Placement(_))), "{answer:?}");
+        assert_eq!(sim.state.assignments, before);
+        // One that comes again without a container of it stays on its node, or is refused.
+        sim.release(Some(&owner("pod/a/d"))).unwrap();
+        assert_eq!(
+            admitted(&mut sim, &pod("a", &[("c", 2), ("d", 2)])),
+            ["pod/a/c 4-5", "pod/a/d 6-7"],
+            "{strategy}"
+        );
+        sim.release(Some(&owner("pod/a/d"))).unwrap();
+        let wish = Wish::new(owner("run/x"), 1, Isolation::Auto).on(cpus("6"));
+        assert!(matches!(sim.admit(&wish).unwrap(), Answer::Assigned(..)));
+        let answer = admit(&mut sim, &pod("a", &[("c", 2), ("d", 2)]));
+        assert!(matches!(answer, Answer::Refused(AdmitError::Placement(_))), "{strategy}: {answer:?}");
+        settled(&mut sim);
+    }
+}
+
+#[test]
+fn memory_of_a_pods_owner_outlives_its_container() {
+    let mut sim = node(&[]);
+    make(&mut sim, "a", 1);
+    let mut wish = Wish::new(owner("pod/a/c"), 2, Isolation::Auto);
+    wish.home = truepin::reconcile::Home::Existing(home("a", 1));
+    wish.request.memory = 6 << 30;
+    assert!(matches!(sim.admit(&wish).unwrap(), Answer::Assigned(..)));
+    let mems = |sim: &Sim, n| sim.eyes.text(&home("a", n), CpusetFile::Mems);
+    assert_eq!(mems(&sim, 1), "0");
+    unmake(&mut sim, "a", 1);
+    sim.tick().unwrap();
+    assert_eq!(sim.state.assignments.claimed_memory().values().sum::<u64>(), 6 << 30);
+    make(&mut sim, "a", 2);
+    created(&mut sim, "a", "c", 2);
+    settled(&mut sim);
+    assert_eq!(mems(&sim, 2), "0");
 }
 
 #[test]

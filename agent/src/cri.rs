@@ -28,7 +28,7 @@ use std::{
 use truepin::{containers::ContainerId, reconcile::FindingKind};
 
 /// A runtime that has not answered by then is taken for hung; a busy one with thousands of containers needs a second or two.
-const ASK: Duration = Duration::from_secs(10);
+pub const ASK: Duration = Duration::from_secs(10);
 /// The agent's start waits so long, so that the containers that run already are known before anything is decided.
 pub const AT_START: Duration = Duration::from_secs(2);
 const FIRST_PAUSE_NS: u64 = 1_000_000_000;

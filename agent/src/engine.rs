@@ -19,6 +19,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     fs,
     sync::Arc,
+    time::Duration,
 };
 use tokio::sync::oneshot;
 use truepin::{
@@ -143,13 +144,13 @@ impl Engine {
         }
     }
 
-    /// At start: asks the runtime about containers that have no name, if there are any, and waits for it a little.
-    pub fn first_names(&mut self) {
+    /// At start: asks the runtime about containers that have no name, if there are any, and waits for it so long.
+    pub fn first_names(&mut self, time: Duration) {
         // A tree that cannot be read is said by the look that acts on it.
         if self.scanner.look(&self.state.containers, now_ns()).is_ok()
             && let Some(cri) = &mut self.scanner.cri
         {
-            cri.wait(cri::AT_START, now_ns);
+            cri.wait(time, now_ns);
         }
     }
 

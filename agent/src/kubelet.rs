@@ -61,8 +61,9 @@ pub fn static_policy(proc: &Path, root: &Path) -> Option<Static> {
             line.split(|b| *b == 0).map(|a| String::from_utf8_lossy(a).into_owned()).collect();
         // In a container its paths are those of its own root.
         let own = proc.join(pid.to_string()).join("root");
-        let contained = fs::read_link(&own).is_ok_and(|to| to != Path::new("/"));
-        let root = if contained { own.as_path() } else { root };
+        let inode = |path: &Path| fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
+        // readlink says "/" of any root; what it is shows by its inode.
+        let root = if inode(&own).is_some_and(|i| inode(root) != Some(i)) { own.as_path() } else { root };
         let below = |path: &str| root.join(path.trim_start_matches('/'));
         let dir = below(flag(&args, "root-dir").unwrap_or(DIR));
         let says = says(&args, &dir, below)?;
@@ -203,7 +204,7 @@ mod tests {
                 fs::write(path, text).unwrap();
             };
             put("proc/12/comm", &format!("{comm}\n"));
-            std::os::unix::fs::symlink("/", dir.path().join("proc/12/root")).unwrap();
+            std::os::unix::fs::symlink(dir.path(), dir.path().join("proc/12/root")).unwrap();
             put("proc/12/cmdline", &(args.join("\0") + "\0"));
             put("proc/self/comm", "x");
             put("etc/k.yaml", config);

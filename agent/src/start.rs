@@ -10,7 +10,7 @@ use crate::{
     cgroupfs::{CgroupFs, Mount, MountError},
     config::{Config, Reserve, RunMode},
     containers::{Names, Scanner},
-    cri::Cri,
+    cri::{self, Cri},
     engine::Engine,
     evidence::{self, Collector},
     kubelet,
@@ -234,7 +234,8 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
         Some(Declared { owner, path: c.path.clone(), cpus, refused: None, released: false })
     });
     let mut engine = Engine::new(state, kernel, collector, store, watch, writers, scanner);
-    engine.first_names();
+    // What is taken over depends on who runs; everything else can be named later.
+    engine.first_names(if config.mode == RunMode::Migrate { cri::ASK } else { cri::AT_START });
     Ok(Prepared {
         declared: declared.collect(),
         adopt: Vec::new(),

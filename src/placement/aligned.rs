@@ -24,7 +24,8 @@ use super::{
 use crate::{
     cpuset::CpuSet,
     nodeset::{NodeId, NodeSet},
-    request::{AlignmentPolicy, Request},
+    owner::Owner,
+    request::{AlignmentPolicy, Isolation, Request},
     topology::{CpuTopology, REMOTE_DISTANCE},
 };
 use std::{cmp::Reverse, collections::BTreeMap};
@@ -68,6 +69,8 @@ pub fn place_beside(
         RefusalKind::Nothing
     } else if !unknown.is_empty() {
         RefusalKind::UnknownNodes { nodes: unknown }
+    } else if request.memory > 0 && topology.nodes().is_empty() {
+        RefusalKind::MemoryWithoutNodes
     } else {
         match search.fewest_best(&now, search.hard) {
             Some((groups, choice)) if search.allows(groups.len()) => {
@@ -95,15 +98,24 @@ pub(super) fn refusal(
 
 /// The memory of a request whose CPUs another strategy has chosen, by node: on `nodes` and those of the CPUs, and on others
 /// only where those do not have it.
-pub(super) fn split_memory(
+pub(crate) fn split_memory(
     topology: &CpuTopology,
     claimed: &BTreeMap<NodeId, u64>,
-    request: &Request,
-    nodes: Option<&NodeSet>,
+    bytes: u64,
+    nodes: &NodeSet,
     cpus: &CpuSet,
 ) -> BTreeMap<NodeId, u64> {
-    let search = Search::new(topology, cpus, cpus, claimed, request);
-    let near = topology.nodes_of(cpus).union(nodes.unwrap_or(&NodeSet::new()));
+    let request = Request {
+        owner: Owner::Run(String::new()),
+        cpus: 0,
+        numa: AlignmentPolicy::BestEffort,
+        whole_cores: false,
+        near: NodeSet::new(),
+        isolation: Isolation::Auto,
+        memory: bytes,
+    };
+    let search = Search::new(topology, cpus, cpus, claimed, &request);
+    let near = topology.nodes_of(cpus).union(nodes);
     let all = topology.nodes().iter().filter(|n| !n.cpus.is_empty()).map(|n| n.id);
     let nodes = if search.has_memory(near.iter()) { near.iter().collect() } else { all.collect::<Vec<_>>() };
     search.split(&nodes, cpus)
@@ -312,8 +324,19 @@ impl<'a> Search<'a> {
         self.memory == 0 || nodes.fold(0_u64, |sum, n| sum.saturating_add(self.memory_of(n))) >= self.memory
     }
 
-    /// The memory asked for, by node: in the ratio of the CPUs, as far as each has it.
+    /// The memory asked for, by node: in the ratio of the CPUs, as far as each has it. A node with some of the CPUs is
+    /// among them even with nothing claimed on it, so that what runs there may use it.
     fn split(&self, nodes: &[NodeId], cpus: &CpuSet) -> BTreeMap<NodeId, u64> {
+        let mut split = self.claims(nodes, cpus);
+        if !split.is_empty() {
+            for node in self.topology.nodes_of(cpus).iter() {
+                split.entry(node).or_insert(0);
+            }
+        }
+        split
+    }
+
+    fn claims(&self, nodes: &[NodeId], cpus: &CpuSet) -> BTreeMap<NodeId, u64> {
         let mut split = BTreeMap::new();
         let mut left = self.memory;
         let mut open: Vec<(NodeId, u64, usize)> = nodes
@@ -449,7 +472,7 @@ impl Distances {
 }
 
 /// The nodes themselves, and for one without CPUs (memory, an accelerator) those with CPUs that are nearest to it.
-fn with_cpus(topology: &CpuTopology, nodes: &NodeSet) -> NodeSet {
+pub(super) fn with_cpus(topology: &CpuTopology, nodes: &NodeSet) -> NodeSet {
     let mut near = NodeSet::new();
     for node in nodes.iter().filter_map(|id| topology.node(id)) {
         if !node.cpus.is_empty() {

@@ -152,14 +152,19 @@ impl Chooser {
         self.strategy
     }
 
-    /// What the containers of a pod have in common; they share one policy.
+    /// What the containers of a pod have in common; they share one policy. `held`: CPUs that other containers of the pod
+    /// have already; those that come later go to the same nodes.
     pub fn together(
         &self,
         topology: &CpuTopology,
         room: Room<'_>,
+        held: &CpuSet,
         requests: &[&Request],
     ) -> Result<Within, Box<Refusal>> {
-        let (Scope::Pod, [first, _, ..]) = (self.scope, requests) else { return Ok(Within::Anywhere) };
+        let (Scope::Pod, Some(first)) = (self.scope, requests.first()) else { return Ok(Within::Anywhere) };
+        if requests.len() == 1 && held.is_empty() {
+            return Ok(Within::Anywhere);
+        }
         let sum = Request {
             cpus: requests.iter().map(|r| r.cpus).fold(0, u32::saturating_add),
             memory: requests.iter().map(|r| r.memory).fold(0, u64::saturating_add),
@@ -167,6 +172,9 @@ impl Chooser {
             near: requests.iter().fold(NodeSet::new(), |all, r| all.union(&r.near)),
             ..(*first).clone()
         };
+        if !held.is_empty() {
+            return self.beside(topology, room, held, &sum);
+        }
         match &self.kubelet {
             None => {
                 let placed =
@@ -174,6 +182,29 @@ impl Chooser {
                 Ok(Within::Cpus(placed.cpus))
             }
             Some(kubelet) => Ok(Within::Nodes(kubelet.affinity(topology, room, &sum)?)),
+        }
+    }
+
+    /// On the nodes that the pod has CPUs of.
+    fn beside(
+        &self,
+        topology: &CpuTopology,
+        room: Room<'_>,
+        held: &CpuSet,
+        sum: &Request,
+    ) -> Result<Within, Box<Refusal>> {
+        let nodes = topology.nodes_of(held);
+        let free = room.free.intersection(room.allocatable);
+        let near = free.intersection(&topology.cpus_of_nodes(&nodes));
+        if nodes.is_empty() {
+            Ok(Within::Anywhere)
+        } else if near.len() >= sum.cpus as usize {
+            Ok(if self.kubelet.is_some() { Within::Nodes(Some(nodes)) } else { Within::Cpus(near) })
+        } else if matches!(sum.numa, AlignmentPolicy::Restricted | AlignmentPolicy::SingleNumaNode) {
+            let kind = RefusalKind::Unaligned { needs: nodes.len() + 1, when_empty: None };
+            Err(Box::new(aligned::refusal(topology, room.allocatable, &free, sum, kind)))
+        } else {
+            Ok(Within::Anywhere)
         }
     }
 
@@ -199,14 +230,32 @@ impl Chooser {
             Within::Anywhere | Within::Cpus(_) => kubelet.affinity(topology, room, request)?,
         };
         let sets = (room.allocatable, room.free);
-        let placed =
-            kubelet::place(topology, &kubelet.machine, kubelet.options, sets, request, affinity.as_ref())?;
-        let memory = aligned::split_memory(topology, room.claimed, request, affinity.as_ref(), &placed.cpus);
+        let placed = kubelet::place(
+            topology,
+            &kubelet.machine,
+            kubelet.options(request),
+            sets,
+            request,
+            affinity.as_ref(),
+        )?;
+        let memory = aligned::split_memory(
+            topology,
+            room.claimed,
+            request.memory,
+            affinity.as_ref().unwrap_or(&NodeSet::new()),
+            &placed.cpus,
+        );
         Ok(Placement { memory, ..placed })
     }
 }
 
 impl Kubelet {
+    /// The kubelet does not start with `align-by-socket` and `single-numa-node` together; a request may bring that policy.
+    fn options(&self, request: &Request) -> StaticOptions {
+        let single = request.numa == AlignmentPolicy::SingleNumaNode;
+        StaticOptions { align_by_socket: self.options.align_by_socket && !single, ..self.options }
+    }
+
     /// The nodes of the winning hint, if the policy lets the request in.
     fn affinity(
         &self,
@@ -221,10 +270,18 @@ impl Kubelet {
         if n == 0 {
             return refuse(RefusalKind::Nothing);
         }
+        let unknown: NodeSet = request.near.iter().filter(|n| topology.node(*n).is_none()).collect();
+        if !unknown.is_empty() {
+            return refuse(RefusalKind::UnknownNodes { nodes: unknown });
+        }
+        if request.memory > 0 && nodes.is_empty() {
+            return refuse(RefusalKind::MemoryWithoutNodes);
+        }
         if n > free.len() {
             return refuse(RefusalKind::NotEnough);
         }
-        let cpus = Demand::cpus(&self.machine, self.options.align_by_socket, &free, &CpuSet::new(), n);
+        let cpus =
+            Demand::cpus(&self.machine, self.options(request).align_by_socket, &free, &CpuSet::new(), n);
         let all: Vec<NodeMemory> = topology
             .nodes()
             .iter()
@@ -241,7 +298,8 @@ impl Kubelet {
             let free = all.iter().map(|m| (m.node, m.free)).collect();
             return refuse(RefusalKind::NotEnoughMemory { memory: request.memory, free });
         }
-        let device = [Device { nodes: request.near.clone(), free: true, reusable: false }];
+        let device =
+            [Device { nodes: aligned::with_cpus(topology, &request.near), free: true, reusable: false }];
         let near = Demand::devices(&nodes, &device, 1);
         let demands: Vec<&Demand> =
             [Some(&cpus), memory.as_ref(), near.as_ref()].into_iter().flatten().collect();
@@ -331,7 +389,7 @@ mod tests {
         let requests: Vec<Request> = sizes.iter().map(|n| request(*n, numa)).collect();
         let all: Vec<&Request> = requests.iter().collect();
         let room = Room { allocatable: m.online(), free: &free, claimed: &claimed };
-        let within = chooser.together(&m, room, &all).map_err(|r| r.to_string())?;
+        let within = chooser.together(&m, room, &CpuSet::new(), &all).map_err(|r| r.to_string())?;
         let mut sets = Vec::new();
         for request in &requests {
             let room = Room { allocatable: m.online(), free: &free, claimed: &claimed };
@@ -401,6 +459,72 @@ mod tests {
             assert!(refused.contains("6 CPUs asked for on one node"), "{strategy}: {refused}");
             assert!(pod(strategy, Scope::Pod, "0-3,8-11", &[3, 3], BestEffort).is_ok());
             assert!(pod(strategy, Scope::Pod, "0-3,8-11", &[5, 4], BestEffort).is_err());
+        }
+    }
+
+    #[test]
+    fn a_container_that_comes_later_goes_to_its_pods_nodes() {
+        let m = machine();
+        let (free, claimed) = (set("0-1,10-15"), BTreeMap::new());
+        let room = Room { allocatable: m.online(), free: &free, claimed: &claimed };
+        for strategy in [Strategy::Best, KUBELET] {
+            let chooser = Chooser::new(strategy, Scope::Pod, &m);
+            let later = |cpus, numa| {
+                let request = request(cpus, numa);
+                let within = chooser.together(&m, room, &set("8-9"), &[&request])?;
+                chooser.place(&m, room, &request, &within)
+            };
+            assert_eq!(later(2, SingleNumaNode).unwrap().cpus, set("10-11"), "{strategy}");
+            let refused = later(7, SingleNumaNode).unwrap_err().to_string();
+            assert!(refused.contains("on one node"), "{strategy}: {refused}");
+            assert_eq!(later(7, BestEffort).unwrap().cpus.len(), 7, "{strategy}");
+        }
+    }
+
+    #[test]
+    fn one_node_is_one_node_whatever_the_options() {
+        let m = machine();
+        let Strategy::Kubelet { options, .. } = KUBELET else { unreachable!() };
+        let socket =
+            Strategy::Kubelet { options: StaticOptions { align_by_socket: true, ..options }, closest: false };
+        let chooser = Chooser::new(socket, Scope::Container, &m);
+        let (free, claimed) = (set("6-13"), BTreeMap::new());
+        let room = Room { allocatable: m.online(), free: &free, claimed: &claimed };
+        let place = |numa| chooser.place(&m, room, &request(4, numa), &Within::Anywhere).unwrap().cpus;
+        assert_eq!(place(SingleNumaNode), set("8-11"));
+        assert_eq!(place(BestEffort), set("6-9"), "its socket, in the order of the numbers");
+    }
+
+    #[test]
+    fn nearness_and_memory_that_nodes_do_not_have() {
+        let mut raw = crate::topology::RawTopology { online: Some(set("0-3")), ..Default::default() };
+        let without = CpuTopology::assemble(&raw).unwrap();
+        let node = |id: u32, cpus: &str, distance: [u32; 3]| crate::topology::RawNode {
+            id: NodeId(id),
+            cpus: set(cpus),
+            memory_bytes: Some(1 << 30),
+            distance: Some(distance.to_vec()),
+        };
+        raw.nodes =
+            vec![node(0, "0-1", [10, 20, 40]), node(1, "2-3", [20, 10, 15]), node(2, "", [40, 15, 10])];
+        let far = CpuTopology::assemble(&raw).unwrap();
+        let claimed = BTreeMap::new();
+        for strategy in [Strategy::Best, KUBELET] {
+            let place = |m: &CpuTopology, request: &Request| {
+                let room = Room { allocatable: m.online(), free: m.online(), claimed: &claimed };
+                let chooser = Chooser::new(strategy, Scope::Container, m);
+                chooser.place(m, room, request, &Within::Anywhere).map_err(|r| r.to_string())
+            };
+            let near = |node: &str| Request { near: node.parse().unwrap(), ..request(1, SingleNumaNode) };
+            // Node 2 has memory or an accelerator and no CPUs; node 1 is next to it.
+            assert_eq!(place(&far, &near("2")).unwrap().cpus, set("2"), "{strategy}");
+            assert!(
+                place(&far, &near("7"))
+                    .unwrap_err()
+                    .contains("near node 7, which this machine does not have")
+            );
+            let memory = Request { memory: 1, ..request(1, BestEffort) };
+            assert!(place(&without, &memory).unwrap_err().contains("shows no NUMA nodes"), "{strategy}");
         }
     }
 

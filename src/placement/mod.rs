@@ -13,6 +13,7 @@ mod subsets;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use aligned::split_memory;
 pub use aligned::{place, place_beside};
 pub use chooser::{CLOSEST, Chooser, Room, Scope, Strategy, StrategyError, Within};
 pub use refusal::{Fits, NodeFree, Refusal, RefusalKind};

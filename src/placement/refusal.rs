@@ -61,6 +61,8 @@ pub enum RefusalKind {
     },
     /// The nodes that are near do not have them.
     NotNear,
+    /// Memory was asked for, and the kernel shows no NUMA nodes on which it could be.
+    MemoryWithoutNodes,
     /// The CPUs are there, the memory is not free on their nodes (or on as many nodes as the policy allows).
     NotEnoughMemory {
         /// Bytes asked for.
@@ -196,6 +198,10 @@ impl fmt::Display for Refusal {
                 write!(f, "; free are {free}; the largest that fits one node is {}", self.fits.one_node)?;
                 f.write_str(&self.best_effort_text())
             }
+            RefusalKind::MemoryWithoutNodes => write!(
+                f,
+                "{asked} with memory on their nodes, and this machine shows no NUMA nodes; ask without memory"
+            ),
             RefusalKind::NotEnoughMemory { memory, free } => {
                 let free: Vec<String> = free
                     .iter()

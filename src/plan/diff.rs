@@ -47,6 +47,7 @@ pub fn diff(desired: &Desired, observed: &Observed) -> Plan {
             let (old, new) = (files.mems.to_string(), Value::Mems(mems.clone()));
             d.write(Phase::GrowExclusive, path, CpusetFile::Mems, old, new);
         }
+        d.judge_memory(path, &files);
     }
     d.enter();
     d.settle(&by_path, stale_first);
@@ -217,6 +218,21 @@ impl Diff<'_> {
             if !enabled && !self.plan.steps.iter().any(|s| s.step == step) {
                 self.push(Phase::Prepare, step);
             }
+        }
+    }
+
+    /// The list is an owner's as it should be, and not what the kernel makes of it.
+    fn judge_memory(&mut self, path: &CgroupPath, files: &CpusetObserved) {
+        let Some(owner) = self.desired.owners.get(path) else { return };
+        let wanted = &owner.mems;
+        let there = !wanted.is_empty() && files.mems == *wanted && !self.observed.copied;
+        if there && files.mems_effective != *wanted {
+            self.plan.problems.push(Problem::Memory {
+                owner: owner.owner.clone(),
+                path: path.clone(),
+                wanted: wanted.clone(),
+                effective: files.mems_effective.clone(),
+            });
         }
     }
 

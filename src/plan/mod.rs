@@ -233,6 +233,21 @@ pub enum Problem {
         /// Those of its CPUs that are reserved.
         cpus: CpuSet,
     },
+    /// The kernel gives an owner's cgroup memory from other nodes than its `cpuset.mems` says: the cgroup above has not
+    /// all of them.
+    #[error(
+        "memory of {owner} is to come from nodes {wanted}, and the kernel takes it from {effective}: the cgroup above {path} allows no more"
+    )]
+    Memory {
+        /// The owner.
+        owner: Owner,
+        /// Its cgroup.
+        path: CgroupPath,
+        /// `cpuset.mems`
+        wanted: NodeSet,
+        /// `cpuset.mems.effective`
+        effective: NodeSet,
+    },
     /// None of the owner's CPUs is online.
     #[error("all CPUs ({cpus}) of {owner} are offline")]
     Offline {

@@ -514,6 +514,7 @@ fn concerns(problem: &Problem, owner: &Owner, path: Option<&CgroupPath>) -> bool
         | Problem::Kind { owner: o, .. }
         | Problem::ForeignPartition { owner: o, .. }
         | Problem::InsidePartition { owner: o, .. }
+        | Problem::Memory { owner: o, .. }
         | Problem::Offline { owner: o, .. } => o == owner,
         // It stands as it is, whoever asks.
         Problem::Reserved { .. } => false,

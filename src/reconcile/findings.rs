@@ -213,16 +213,7 @@ impl fmt::Display for FindingKind {
             Self::Set(found) => write!(f, "{}: {}", found.owner, found.fault),
             Self::Departed { owner, example } => write!(f, "{owner}: a task left its CPUs: {example}"),
             Self::Gone { owner, cpus, why } => write!(f, "{owner} is gone ({why}); CPUs {cpus} are free"),
-            Self::Refitted(Refit { owner, from, to, lost, .. }) if from == to => {
-                write!(
-                    f,
-                    "{owner}: CPUs {lost} are gone or reserved now, and nothing is free to replace them"
-                )
-            }
-            Self::Refitted(Refit { owner, from, to, lost, missing }) => {
-                write!(f, "{owner}: CPUs {lost} are gone or reserved now; it has {to} instead of {from}")?;
-                if *missing > 0 { write!(f, ", {missing} could not be replaced") } else { Ok(()) }
-            }
+            Self::Refitted(refit) => refit.fmt(f),
             Self::Unresolved { id, path } => {
                 write!(f, "container {id} in {path}: its name could not be found out, so it is nobody's")
             }

@@ -212,6 +212,10 @@ enum Pending {
     /// Answers that are true once the table is durable.
     Promising {
         answers: Vec<(Ticket, Answer)>,
+        /// Owners that are new with it: what earlier ones of their names came to is forgotten then.
+        fresh: Vec<Owner>,
+        /// Of owners that left the table with it.
+        dropped: Vec<(Owner, Runtime)>,
     },
 }
 
@@ -277,6 +281,8 @@ pub struct State {
     fingerprint: String,
     generation: u64,
     runtime: BTreeMap<Owner, Runtime>,
+    /// Of pods' owners: epochs in earlier containers that are no part of a Held.
+    past: BTreeMap<Owner, Vec<Ended>>,
     entering: Vec<(CgroupPath, u32)>,
     teardown: bool,
     work: Work,
@@ -381,6 +387,7 @@ impl State {
             fingerprint,
             generation,
             runtime,
+            past: BTreeMap::new(),
             entering: Vec::new(),
             teardown: false,
             work: Work::Idle,

@@ -14,7 +14,7 @@
 //! Invariants: a pod is admitted as a whole or not at all; stale pods leave the table before CPUs are counted; several
 //! pods that are admitted together cost one save; an owner whose container is made anew keeps its set.
 
-use super::{AdmitError, Answer, Effect, FindingKind, Pending, Runtime, Ticket, step::Turn};
+use super::{AdmitError, Answer, Effect, Ended, FindingKind, Pending, Runtime, Ticket, step::Turn};
 use crate::{
     assignments::{Assignment, Promise, Reserved},
     cgroup::{CgroupId, CgroupPath},
@@ -24,8 +24,12 @@ use crate::{
     owner::Owner,
     request::{Isolation, Request},
     stale::SourceReport,
+    verdict::{Judgement, Verdict},
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Sets by owner.
+type Sets = Vec<(Owner, CpuSet)>;
 
 /// A pod that wants to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,14 +74,16 @@ impl Turn<'_> {
             }
             return;
         }
-        let mut changed = self.drop_stale();
-        let mut answers = Vec::new();
+        let dropped = self.drop_stale();
+        let mut changed = !dropped.is_empty();
+        let (mut answers, mut fresh) = (Vec::new(), Vec::new());
         for PodAdmission { ticket, uid, requests } in pods {
             self.s.sources.admitted(&uid);
             let before = self.s.assignments.clone();
             match self.promise_all(&requests) {
                 Ok((sets, new)) => {
-                    changed |= new;
+                    changed |= !new.is_empty();
+                    fresh.extend(new);
                     answers.push((ticket, Answer::Pod(sets)));
                 }
                 Err(error) => {
@@ -95,7 +101,7 @@ impl Turn<'_> {
                 self.house(&owner, &path);
             }
         }
-        self.s.pending = Some(Pending::Promising { answers });
+        self.s.pending = Some(Pending::Promising { answers, fresh, dropped });
         self.afresh();
         self.s.teardown = false;
         self.save();
@@ -126,7 +132,11 @@ impl Turn<'_> {
                 self.house(&owner, &path);
             }
         }
-        self.s.pending = Some(Pending::Promising { answers: vec![(ticket, answer)] });
+        self.s.pending = Some(Pending::Promising {
+            answers: vec![(ticket, answer)],
+            fresh: Vec::new(),
+            dropped: Vec::new(),
+        });
         self.afresh();
         self.s.teardown = false;
         self.save();
@@ -149,6 +159,7 @@ impl Turn<'_> {
             reason: "taken over".into(),
             // Its container ran under the other manager: where the tree does not have it any more, the pod is gone.
             made: true,
+            memory: BTreeMap::new(),
             original: None,
             extra: Extra::new(),
         };
@@ -156,12 +167,14 @@ impl Turn<'_> {
         Ok(self.s.assignments.promise(owner, promise, &online)?)
     }
 
-    /// All or, with an error, whatever came before: the caller takes that back.
-    fn promise_all(&mut self, requests: &[Request]) -> Result<(Vec<(Owner, CpuSet)>, bool), AdmitError> {
+    /// All sets, and the owners that are new; with an error whatever came before: the caller takes that back.
+    fn promise_all(&mut self, requests: &[Request]) -> Result<(Sets, Vec<Owner>), AdmitError> {
         let fresh = requests.iter().filter(|r| self.s.assignments.cpus_of(&r.owner).is_none());
-        let within = self.together(&fresh.collect::<Vec<_>>())?;
+        let held = requests.iter().filter_map(|r| self.s.assignments.cpus_of(&r.owner));
+        let held = held.fold(CpuSet::new(), |all, set| all.union(set));
+        let within = self.together(&held, &fresh.collect::<Vec<_>>())?;
         let mut sets = Vec::new();
-        let mut any = false;
+        let mut new = Vec::new();
         for request in requests {
             let owner = &request.owner;
             if let Some(held) = self.s.assignments.cpus_of(owner).cloned() {
@@ -176,7 +189,7 @@ impl Turn<'_> {
                 continue;
             }
             let (isolation, mode) = self.s.resolve(request.isolation)?;
-            let (cpus, reason, _) = self.place(request, None, &within)?;
+            let (cpus, reason, memory) = self.place(request, None, &within)?;
             let generation = self.next_generation();
             let promise = Promise {
                 cpus: cpus.clone(),
@@ -185,32 +198,35 @@ impl Turn<'_> {
                 generation,
                 reason,
                 made: false,
+                memory,
                 original: None,
                 extra: Extra::new(),
             };
             let online = self.s.ours();
-            any |= self.s.assignments.promise(owner, promise, &online)? == Reserved::New;
-            self.s.concluded.retain(|(o, _)| o != owner);
+            if self.s.assignments.promise(owner, promise, &online)? == Reserved::New {
+                new.push(owner.clone());
+            }
             sets.push((owner.clone(), cpus));
         }
-        Ok((sets, any))
+        Ok((sets, new))
     }
 
-    /// Owners of pods that are gone leave the table; true if any did. Their last verdicts are without evidence: nobody
+    /// Owners of pods that are gone leave the table; returns what was known of them. Their last verdicts are without evidence: nobody
     /// watched while they ended.
-    fn drop_stale(&mut self) -> bool {
+    fn drop_stale(&mut self) -> Vec<(Owner, Runtime)> {
         let stale = self.s.stale();
+        let mut dropped = Vec::new();
         for owner in &stale {
             let cpus = self.s.assignments.cpus_of(owner).cloned().unwrap_or_default();
             self.report(FindingKind::Gone { owner: owner.clone(), cpus, why: NOT_ACTIVE });
             if let Some(a) = self.s.assignments.release(owner) {
                 self.s.fights.forget(&a.cgroup);
             }
-            self.s.runtime.remove(owner);
+            dropped.push((owner.clone(), self.s.runtime.remove(owner).unwrap_or_default()));
             self.s.leaving.remove(owner);
         }
         self.s.forget_pods();
-        !stale.is_empty()
+        dropped
     }
 
     pub(super) fn remove_pod(&mut self, ticket: Ticket, uid: &str) {
@@ -331,7 +347,9 @@ impl Turn<'_> {
             Ok(moved) => {
                 if moved {
                     let before = self.s.runtime.remove(owner).unwrap_or_default();
-                    self.s.runtime.insert(owner.clone(), before.anew(self.now));
+                    let mut runtime = before.anew(self.now);
+                    runtime.ended.extend(self.s.past.remove(owner).unwrap_or_default());
+                    self.s.runtime.insert(owner.clone(), runtime);
                     self.s.fights.forget(path);
                 }
                 moved
@@ -344,8 +362,13 @@ impl Turn<'_> {
         }
     }
 
-    /// Containers of pods whose cgroups were removed: the CPUs stay theirs until the pod is gone. Returns what stood.
-    pub(super) fn unhouse(&mut self, owners: Vec<Owner>) -> Vec<(Owner, Assignment, Runtime)> {
+    /// Containers of pods whose cgroups were removed: the CPUs stay theirs until the pod is gone, and an epoch that was not
+    /// Held stays with the owner. Returns what stood.
+    pub(super) fn unhouse(
+        &mut self,
+        owners: Vec<Owner>,
+        verdicts: &[(Owner, Option<Verdict>)],
+    ) -> Vec<(Owner, Assignment, Runtime)> {
         let mut stood = Vec::new();
         for owner in owners {
             let generation = self.next_generation();
@@ -353,6 +376,8 @@ impl Turn<'_> {
             self.s.assignments.unhouse(&owner, generation);
             self.s.fights.forget(&before.cgroup);
             let runtime = self.s.runtime.remove(&owner).unwrap_or_default();
+            let verdict = verdicts.iter().find(|(o, _)| *o == owner).and_then(|(_, v)| v.as_ref());
+            self.remember(&owner, &runtime, verdict);
             // A container of the boot before says nothing about this one.
             if self.s.rebooted
                 && runtime.id.0 == 0
@@ -368,8 +393,49 @@ impl Turn<'_> {
         stood
     }
 
+    /// What the next container of the owner has to answer for since the assignment.
+    fn remember(&mut self, owner: &Owner, runtime: &Runtime, verdict: Option<&Verdict>) {
+        let mut ended = runtime.ended.clone();
+        let at = self.now;
+        if runtime.base.is_some() {
+            // What the epochs before it came to is in the verdict, too.
+            ended.clear();
+            match verdict.map(|v| (v.judgement, v.reasons.clone())) {
+                Some((Judgement::Held, _)) => {}
+                Some((Judgement::Violated, reasons)) => {
+                    let faults =
+                        reasons.into_iter().map(|r| format!("in an earlier container: {r}")).collect();
+                    ended.push(Ended { at, why: "an earlier container was violated".into(), faults });
+                }
+                Some((Judgement::Inconclusive, reasons)) => {
+                    let why = reasons.first().cloned().unwrap_or_default();
+                    ended.push(Ended {
+                        at,
+                        why: format!("of an earlier container: {why}"),
+                        faults: Vec::new(),
+                    });
+                }
+                None => {
+                    let why = "an earlier container ended without being judged".into();
+                    ended.push(Ended { at, why, faults: Vec::new() });
+                }
+            }
+        }
+        if ended.is_empty() {
+            self.s.past.remove(owner);
+        } else {
+            self.s.past.insert(owner.clone(), ended);
+        }
+    }
+
     /// What was promised, or why not.
-    pub(super) fn answer_pods(&mut self, answers: Vec<(Ticket, Answer)>, outcome: Result<(), AdmitError>) {
+    pub(super) fn answer_pods(
+        &mut self,
+        answers: Vec<(Ticket, Answer)>,
+        fresh: &[Owner],
+        dropped: Vec<(Owner, Runtime)>,
+        outcome: Result<(), AdmitError>,
+    ) {
         let lost = match outcome {
             Err(AdmitError::NotDurable(why)) => Some(why),
             Err(error) => {
@@ -379,6 +445,17 @@ impl Turn<'_> {
             }
             Ok(()) => None,
         };
+        if lost.is_some() {
+            // They are in the table again.
+            for (owner, runtime) in
+                dropped.into_iter().filter(|(o, _)| self.s.assignments.owners.contains_key(o))
+            {
+                self.s.runtime.insert(owner, runtime);
+            }
+        } else {
+            self.s.concluded.retain(|(o, _)| !fresh.contains(o));
+            self.s.past.retain(|o, _| !fresh.contains(o));
+        }
         for (ticket, answer) in answers {
             let answer = match (&lost, answer) {
                 // The promise was durable before what could not be saved any more.
@@ -432,6 +509,7 @@ impl super::State {
     pub(super) fn forget_pods(&mut self) {
         let table = &self.assignments;
         let containers = &self.containers;
+        self.past.retain(|o, _| table.cpus_of(o).is_some());
         self.homes.retain(|o, _| table.cpus_of(o).is_some() || containers.values().any(|c| c.owner == *o));
     }
 }

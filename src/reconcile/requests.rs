@@ -1,9 +1,6 @@
 //! What is asked of the table.
 
-use super::{
-    AdmitError, Answer, Effect, Home, MAX_LEVEL, Pending, Progress, Runtime, Ticket,
-    step::{Turn, keep},
-};
+use super::{AdmitError, Answer, Effect, Home, MAX_LEVEL, Pending, Progress, Runtime, Ticket, step::Turn};
 use crate::{
     assignments::{Assignment, Mode, ReserveError, Reserved},
     cgroup::CgroupPath,
@@ -145,8 +142,8 @@ impl Turn<'_> {
     }
 
     /// What the containers of a pod have in common.
-    pub(super) fn together(&self, requests: &[&Request]) -> Result<Within, AdmitError> {
-        Ok(self.with_room(None, |chooser, topology, room| chooser.together(topology, room, requests))?)
+    pub(super) fn together(&self, held: &CpuSet, requests: &[&Request]) -> Result<Within, AdmitError> {
+        Ok(self.with_room(None, |chooser, topology, room| chooser.together(topology, room, held, requests))?)
     }
 
     fn with_room<T>(
@@ -208,12 +205,9 @@ impl Turn<'_> {
         for owner in &judged {
             let housed = self.s.assignments.owners.contains_key(owner);
             let verdict = evidence.filter(|_| housed).and_then(|e| self.s.verdict(owner, None, e));
-            if let Some(v) = &verdict {
-                keep(&mut self.s.concluded, (owner.clone(), v.clone()));
-            }
             verdicts.push((owner.clone(), verdict));
         }
-        let mut removed = self.unhouse(parting);
+        let mut removed = self.unhouse(parting, &verdicts);
         for owner in owners {
             if let Some(a) = self.s.assignments.release(&owner) {
                 self.s.entering.retain(|(path, _)| *path != a.cgroup);

@@ -1,6 +1,9 @@
 //! The end of a convergence: faults, evidence, answers.
 
-use super::{AdmitError, Answer, Effect, FindingKind, KEPT, Pending, Runtime, Work, step::Turn};
+use super::{
+    AdmitError, Answer, Effect, FindingKind, KEPT, Pending, Runtime, Work,
+    step::{Turn, keep},
+};
 use crate::{
     assignments::Mode,
     ledger::Watched,
@@ -157,13 +160,20 @@ impl Turn<'_> {
                 return self.out.push(Effect::Collect);
             }
             (Some(Pending::Releasing { ticket, verdicts, .. }), outcome) => {
+                for (owner, verdict) in &verdicts {
+                    if let Some(v) = verdict {
+                        keep(&mut self.s.concluded, (owner.clone(), v.clone()));
+                    }
+                }
                 let answer = match outcome {
                     Ok(()) => Answer::Released(verdicts),
                     Err(error) => Answer::Failed(format!("released, but {error}")),
                 };
                 self.out.extend(ticket.map(|ticket| Effect::Reply(ticket, answer)));
             }
-            (Some(Pending::Promising { answers }), outcome) => self.answer_pods(answers, outcome),
+            (Some(Pending::Promising { answers, fresh, dropped }), outcome) => {
+                self.answer_pods(answers, &fresh, dropped, outcome);
+            }
             (Some(p @ Pending::Inspection { .. }), _) => {
                 self.s.pending = Some(p);
                 self.sweep_tasks();

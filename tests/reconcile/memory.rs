@@ -49,6 +49,10 @@ fn the_nodes_are_set_before_the_command_enters() {
     // Given back, it is free again; over a restart, too.
     sim.release(Some(&owner("run/b"))).unwrap();
     sim.restart().unwrap();
+    assert!(
+        matches!(refused(&mut sim, &wish("run/c", 3, 12 * GIB)), AdmitError::Placement(_)),
+        "run/a has 6 of 16"
+    );
     assigned(&mut sim, &wish("run/c", 2, 6 * GIB));
     assert_eq!(nodes(&sim, "run/a"), [(0, 6)]);
     // The same request again is the same owner; another amount is not.
@@ -86,6 +90,21 @@ fn somebody_elses_cgroup_gets_its_nodes_back() {
             assert_eq!(sim.state.first.is_empty(), back == first, "{:?}", sim.state.first);
         }
     }
+}
+
+#[test]
+fn memory_that_the_cgroup_above_does_not_allow() {
+    let mut sim = sim();
+    sim.eyes.others(|k| k.write_file(&p("system.slice"), "cpuset.mems", "1\n")).unwrap();
+    let mut wish = wish("unit/a.service", 2, 4 * GIB);
+    wish.home = Home::Existing(p("system.slice/a"));
+    let before = files(&sim);
+    // Node 0 is chosen, and the kernel would go on taking memory from node 1.
+    let error = refused(&mut sim, &wish).to_string();
+    assert!(error.contains("is to come from nodes 0, and the kernel takes it from 1"), "{error}");
+    assert!(sim.state.assignments.owners.is_empty());
+    let left: Vec<_> = files(&sim).into_iter().filter(|(k, v)| before.get(k) != Some(v)).collect();
+    assert!(left.iter().all(|(_, v)| v == "1"), "an empty list is refused there, its like is not: {left:?}");
 }
 
 #[test]

@@ -157,8 +157,8 @@ struct Wanted {
     /// Near this device: PCI address, network interface or block device
     #[arg(long, value_name = "DEV")]
     near: Option<String>,
-    /// Memory that must be on the nodes of the CPUs: bytes, or with K, M, G, T (powers of 1024); its cgroup takes
-    /// memory from those nodes alone
+    /// Memory that must be free on the chosen nodes: bytes, or with K, M, G, T (powers of 1024). The cgroup takes memory
+    /// from those nodes alone; under best-effort they may be more than the CPUs need
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
     /// How exclusivity is to be had [default: as configured, else partition where the kernel can]

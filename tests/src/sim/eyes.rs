@@ -266,7 +266,9 @@ impl Eyes {
             let beside = self.partitions_beside(path);
             let same = |then: &String| {
                 let free = then.parse::<CpuSet>().map(|t| t.difference(&beside).to_string());
-                let left = !beside.is_empty() && free.is_ok_and(|f| f == now || f.is_empty());
+                let left = *file != CpusetFile::Mems
+                    && !beside.is_empty()
+                    && free.is_ok_and(|f| f == now || f.is_empty());
                 let list = matches!(file, CpusetFile::Cpus | CpusetFile::Mems);
                 let refused = empty_refused && list && then.is_empty();
                 now == *then || left || refused && inherits

@@ -5,6 +5,7 @@ use crate::fake::{Behaviour, FakeKernel, INIT, TaskTraits};
 use std::collections::BTreeSet;
 use truepin::{
     CgroupPath, CpuSet, CpuTopology, CpusetFile, NodeSet, Owner,
+    placement::{Scope, Strategy, kubelet::StaticOptions},
     reconcile::{Event, Home, PodAdmission},
     request::{AlignmentPolicy, Isolation, Request},
     topology::synthetic::{Numbering, Regular},
@@ -101,6 +102,12 @@ pub fn world(rng: &mut Rng) -> (Setup, FakeKernel) {
     let topology = CpuTopology::assemble(&raw).unwrap_or_else(|e| unreachable!("a regular machine: {e}"));
     let mut setup = Setup::plain(topology, reserved, exclusive_file);
     setup.strict_reserved = rng.chance(25);
+    if rng.chance(30) {
+        let options = ["full-pcpus-only", "align-by-socket"].into_iter().filter(|_| rng.chance(20));
+        let options = StaticOptions::parse(options).unwrap_or_default();
+        setup.settings.strategy = Strategy::Kubelet { options, closest: false };
+    }
+    setup.settings.scope = if rng.chance(50) { Scope::Pod } else { Scope::Container };
     setup.settings.isolation = [Isolation::Auto, Isolation::Auto, Isolation::Member][rng.below(3)];
     (setup, kernel)
 }
