@@ -56,7 +56,8 @@ pub fn diff(desired: &Desired, observed: &Observed) -> Plan {
     plan
 }
 
-/// Order inside a phase. Ancestors' `exclusive` shrinks after the leaves' and grows before; a partition that ends
+/// Order inside a phase. Shared cgroups grow from the leaves up: while a list above is too small the ones below take no
+/// effect, and when it grows nothing wrong is left below. Ancestors' `exclusive` shrinks after the leaves' and grows before; a partition that ends
 /// goes first, because its CPUs come back with it; `cpuset.cpus` is written before `exclusive` when growing and
 /// after it when shrinking.
 fn rank(p: &Planned) -> (Phase, i64, u8, CgroupPath) {
@@ -69,7 +70,7 @@ fn rank(p: &Planned) -> (Phase, i64, u8, CgroupPath) {
         _ => 4,
     };
     let (depth, file) = match p.phase {
-        Phase::ShrinkExclusive | Phase::Remove => (-depth, file),
+        Phase::ShrinkExclusive | Phase::Remove | Phase::GrowPool => (-depth, file),
         _ => (depth, file),
     };
     (p.phase, depth, file, p.step.path().clone())

@@ -33,6 +33,8 @@ pub struct Eyes {
     slice: CgroupPath,
     /// Cgroups that ever had an owner: one that is released stays a holder as long as it is a partition.
     ever: BTreeSet<CgroupPath>,
+    /// Whether anybody ever had CPUs, promised ones included: before that nothing of others is remembered.
+    begun: bool,
     /// Cgroups of owners that have been told that the CPUs are theirs.
     promised: BTreeSet<CgroupPath>,
     /// What stood when last looked; `None` when somebody else has changed something since.
@@ -65,6 +67,7 @@ impl Eyes {
             table: Assignments::default(),
             slice,
             ever: BTreeSet::new(),
+            begun: false,
             promised: BTreeSet::new(),
             standing: None,
             steady: Masks::new(),
@@ -105,7 +108,7 @@ impl Eyes {
         let mut touched: Vec<_> = self.kernel.cgroups().filter(below).cloned().collect();
         touched.extend(CpusetFile::of_name(file).map(|_| path.clone()));
         for (path, file) in touched.into_iter().flat_map(|p| CpusetFile::ALL.map(|f| (p.clone(), f))) {
-            if !self.ever.is_empty() && (takes_away || file.name() == write.file) {
+            if self.begun && (takes_away || file.name() == write.file) {
                 let before = self.text(&path, file).split(' ').next().unwrap_or_default().to_owned();
                 let first = self.originals.get(&(path.clone(), file)).map(|(_, first)| first.clone());
                 let either = self.contested.entry((path, file)).or_default();
@@ -140,6 +143,7 @@ impl Eyes {
     pub(super) fn learn(&mut self, table: &Assignments) {
         if self.table != *table {
             self.ever.extend(table.owners.values().map(|a| a.cgroup.clone()));
+            self.begun |= table.sets().next().is_some();
             self.table = table.clone();
             self.standing = None;
         }
