@@ -320,7 +320,9 @@ impl Diff<'_> {
                 cpus_now.clone()
             };
             // What reaches over other owners' CPUs draws back before anything grows, its own parent for one.
-            let early = !lost.is_disjoint(&others);
+            // A partition that has its CPUs by this list alone ends first: with another it would be one of other CPUs.
+            let by_list = reset && exclusive.as_ref().is_none_or(CpuSet::is_empty);
+            let early = !lost.is_disjoint(&others) && !by_list;
             let phase = if early { Phase::Prepare } else { Phase::ShrinkExclusive };
             self.write_cpus(phase, path, &cpus_now, next.clone());
             cpus_now = next;
