@@ -402,7 +402,8 @@ mod tests {
 
     #[test]
     fn each_breach_is_found() {
-        let cases: [(&str, fn(&mut Seen, &mut Vec<Promise>), When); 11] = [
+        type Damage = fn(&mut Seen, &mut Vec<Promise>);
+        let cases: [(&str, Damage, When); 11] = [
             ("both were promised 5", |_, p| p[1].cpus = "5-6".parse().unwrap(), When::Anytime),
             (
                 "I1: m and p both have 5",
