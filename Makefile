@@ -19,8 +19,8 @@ confdir = $(DESTDIR)$(SYSCONFDIR)/truepin
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "make %-10s %s\n", $$1, $$2 }'
 
-setup: ## what the virtual machines need: QEMU and small tools (Debian), the kernels of tests/vm/kernels.tested
-	@tests/vm/setup.sh
+setup: ## what the virtual machines need: QEMU and small tools (Debian), the kernel of `make test` (or KERNELS)
+	@tests/vm/setup.sh $(KERNELS)
 
 demo: setup ## see it work: a NUMA machine in QEMU, workloads, an intruder, a crash of the agent
 	@tests/vm/build.sh
@@ -29,9 +29,10 @@ demo: setup ## see it work: a NUMA machine in QEMU, workloads, an intruder, a cr
 test: setup ## every test, on this machine and on real kernels in virtual machines; the last line counts them
 	@tests/run
 
-vm-test: setup ## the suites on real kernels alone; SUITE=name and ONLY=part_of_a_scenario's_name choose
+vm-test: KERNELS ?= all
+vm-test: setup ## the suites on every kernel, and a table; KERNELS="6.1 7", SUITE=name, ONLY=part_of_a_scenario's_name choose
 	@tests/vm/build.sh
-	@tests/vm/suites.sh $(SUITE)
+	@KERNELS="$(KERNELS)" tests/vm/suites.sh $(SUITE)
 
 bpf: ## build the kernel half anew into ebpf/prebuilt (first time: minutes, for its linker)
 	@ebpf/build.sh

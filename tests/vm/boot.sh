@@ -4,7 +4,7 @@
 # Boots one virtual machine, shows what the suite says as it says it, and ends with status 0 only if the suite reported
 # at least one scenario passed and none failed. All of it is in $TRUEPIN_CACHE/vm/logs/SUITE-SERIES-MACHINE.{log,console}.
 #
-# -q leaves the line with the result out (a story ends by itself). -p puts a text before every line.
+# -q leaves out the lines with the results (a story ends by itself). -p puts a text before every line.
 # -c cuts the power (SIGKILL for QEMU) DELAY seconds (default 0) after the suite has said `# ACK` so many times; the
 # status is 0 when that is how it ended, and not by a result of its own.
 # Environment: ONLY (scenarios whose name contains it, `_` for a space), APPEND (more kernel command line).
@@ -15,7 +15,7 @@
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
-kernel=6.12
+kernel=$test_series
 machine=standard
 limit=300
 prefix=
@@ -24,7 +24,7 @@ cut=
 delay=0
 while getopts qk:m:t:p:c:d: option; do
     case $option in
-        q) quiet='/^RESULT passed=/d;' ;;
+        q) quiet='/^RESULT passed=/d;/^ok /d;' ;;
         k) kernel=$OPTARG ;;
         m) machine=$OPTARG ;;
         t) limit=$OPTARG ;;
@@ -104,7 +104,7 @@ if [ -z "$result" ]; then
     why="QEMU ended with status $status"
     [ "$status" -ne 124 ] || why="not done after $limit s"
     { grep -v "TCG doesn't support" "$console.qemu" | head -5; tail -25 "$console" | tr -d '\r'; } | sed 's/^/# console: /'
-    # The tally counts it as a failure.
-    echo "${prefix:+$prefix }RESULT none: $name: $why"
+    # The tally counts it as a failure, and so does the table.
+    echo "RESULT none: $name: $why" | tee -a "$log" | sed "s/^/${prefix:+$prefix }/"
 fi
 exit 1

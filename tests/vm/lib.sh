@@ -10,6 +10,16 @@ cache=${TRUEPIN_CACHE:-$repo/.cache}
 mkdir -p "$cache/vm"
 cache=$(cd "$cache" && pwd)/vm
 
+# The kernel of `make test`, and of a single boot that names none.
+test_series=6.12
+# series [SERIES...]: themselves; `all`: those of the matrix; none: that of `make test`.
+series() {
+    case "${*:-$test_series}" in
+        all) awk '!/^#/ && NF { for (i = 4; i <= NF; i++) print $i }' "$vm/matrix" | sort -Vu | tr '\n' ' ' ;;
+        *) printf '%s ' "${@:-$test_series}" ;;
+    esac
+}
+
 say() { printf '%s\n' "==> $*"; }
 warn() { printf '%s\n' "==> $*" >&2; }
 die() {

@@ -1,5 +1,6 @@
 #!/bin/sh
-# setup.sh [KERNEL_SERIES...]: what the virtual machines need. Default: every series in `kernels.tested`.
+# setup.sh [KERNEL_SERIES...]: what the virtual machines need, with the kernel of `make test` or those named; `all`: those
+# of the matrix. A series is the beginning of a version: `7` is the newest 7.x that is offered.
 #
 # 1. Host tools (QEMU and a few small ones) from the machine's own Debian suite; on Debian 12 QEMU from its backports,
 #    because 7.2 lacks the CPU model used here. A QEMU that is there already is taken as it is.
@@ -8,9 +9,7 @@
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
-# shellcheck disable=SC2046
-[ $# -gt 0 ] || set -- $(awk '!/^#/ && NF { print $1 }' "$vm/kernels.tested")
-kernels=$*
+kernels=$(series "$@")
 
 [ "$(uname -m)" = x86_64 ] || die "the virtual machines are x86_64; this machine is $(uname -m)"
 

@@ -46,6 +46,7 @@ pub mod agent;
 pub mod cgroup;
 pub mod clean;
 pub mod command;
+pub mod facts;
 pub mod init;
 pub mod kmsg;
 pub mod machine;

@@ -1,7 +1,8 @@
 //! What the guest says: one line each, on the second serial port, read on the host as it is written.
 //!
-//! `ok N - name (1.2 s)`, `not ok N - name: why`, `ok N - name # SKIP what is missing`, comments behind `# `, and at
+//! `ok N - name (1.2 s)`, `not ok N - name # why`, `ok N - name # SKIP what is missing`, comments behind `# `, and at
 //! the very end `RESULT passed=N failed=N skipped=N`. A run without that last line did not end, whatever else it said.
+//! The comment `# SEEN what | seen | because` is for the table of kernels (`tests/vm/table`).
 
 use std::{
     fmt::Display,
@@ -16,7 +17,8 @@ use std::{
 pub enum Style {
     /// By people who look for failures: a line for every scenario, remarks behind `# `.
     Tap,
-    /// By people who read a story (the demo): only what [`super::Guest::say`] says, and failures.
+    /// By people who read a story (the demo): what [`super::Guest::say`] says is not behind `# `; whoever shows it leaves
+    /// out the scenarios' ends.
     Story,
 }
 
@@ -75,11 +77,14 @@ impl Report {
         }
     }
 
+    /// What this kernel does where kernels differ, and why it was expected (may be empty).
+    pub fn seen(&self, what: &str, seen: impl Display, because: &str) {
+        self.line(format_args!("# SEEN {what} | {seen} | {because}"));
+    }
+
     /// A scenario that ended well.
     pub fn passed(&self, number: usize, name: &str, took: Duration) {
-        if self.style == Style::Tap {
-            self.line(format_args!("ok {number} - {name} ({:.1} s)", took.as_secs_f64()));
-        }
+        self.line(format_args!("ok {number} - {name} ({:.1} s)", took.as_secs_f64()));
     }
 
     /// A scenario that was left out.
@@ -89,7 +94,7 @@ impl Report {
 
     /// A scenario that failed; the reason's further lines are indented below.
     pub fn failed(&self, number: usize, name: &str, why: &str) {
-        self.line(format_args!("not ok {number} - {name}: {}", why.trim_end().replace('\n', "\n#   ")));
+        self.line(format_args!("not ok {number} - {name} # {}", why.trim_end().replace('\n', "\n#   ")));
     }
 
     /// The last line.
@@ -138,11 +143,12 @@ pub(crate) mod tests {
         let sink = Sink::default();
         let tap = Report::new(Box::new(sink.clone()), Style::Tap);
         tap.say("two\nlines");
+        tap.seen("mode", "member", "no file");
         tap.passed(1, "a", Duration::from_millis(1250));
         tap.failed(2, "b", "why\nmore\n");
         tap.skipped(3, "c", "no BTF");
         tap.result(Count { passed: 1, failed: 1, skipped: 1 });
-        let want = "# two\n# lines\nok 1 - a (1.2 s)\nnot ok 2 - b: why\n#   more\nok 3 - c # SKIP no BTF\n\
+        let want = "# two\n# lines\n# SEEN mode | member | no file\nok 1 - a (1.2 s)\nnot ok 2 - b # why\n#   more\nok 3 - c # SKIP no BTF\n\
             RESULT passed=1 failed=1 skipped=1\n";
         assert_eq!(sink.text(), want);
 
@@ -151,6 +157,6 @@ pub(crate) mod tests {
         story.say("Once");
         story.passed(1, "a", Duration::ZERO);
         story.failed(2, "b", "why");
-        assert_eq!(sink.text(), "Once\nnot ok 2 - b: why\n");
+        assert_eq!(sink.text(), "Once\nok 1 - a (0.0 s)\nnot ok 2 - b # why\n");
     }
 }

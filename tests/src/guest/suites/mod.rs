@@ -5,13 +5,14 @@ use super::scenario::Suite;
 
 pub mod demo;
 pub mod enforce;
+pub mod kernel;
 pub mod lockstep;
 pub mod powercut;
 pub mod smoke;
 
 /// Every suite.
 pub const ALL: &[&Suite] =
-    &[&smoke::SUITE, &enforce::SUITE, &demo::SUITE, &lockstep::SUITE, &powercut::SUITE];
+    &[&smoke::SUITE, &kernel::SUITE, &enforce::SUITE, &demo::SUITE, &lockstep::SUITE, &powercut::SUITE];
 
 /// The suite of this name.
 #[must_use]

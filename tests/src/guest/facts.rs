@@ -1,0 +1,45 @@
+//! What this kernel has, where an expectation depends on it: found out here by trying, on a cgroup that is gone
+//! afterwards, never from a version and never from what truepin says.
+
+use super::{
+    cgroup::{Cgroup, errno},
+    machine,
+    wait::{secs, wait_until},
+    workload::Workload,
+};
+
+/// What is tried on.
+const SCRATCH: &str = "scratch";
+
+/// Whether a cgroup may be given CPUs to hand on to partitions below it: `cpuset.cpus.exclusive` (since Linux 6.7), and
+/// with it partitions below a member.
+pub fn exclusive_file() -> anyhow::Result<bool> {
+    with_scratch(|scratch| Ok(scratch.dir().join("cpuset.cpus.exclusive").exists()))
+}
+
+/// Whether `cpuset.cpus` cannot be emptied while tasks are in the cgroup (ENOSPC, up to Linux 6.18).
+pub fn empty_refused() -> anyhow::Result<bool> {
+    with_scratch(|scratch| {
+        scratch.write("cpuset.cpus", &machine::online()?.to_string())?;
+        let _inside = Workload::idle().cgroup(SCRATCH).spawn()?;
+        match scratch.write("cpuset.cpus", "") {
+            Ok(()) => Ok(false),
+            Err(e) if errno(&e) == Some(nix::libc::ENOSPC) => Ok(true),
+            Err(e) => Err(e),
+        }
+    })
+}
+
+/// Hands `look` a cgroup with cpuset files; afterwards all is as it was.
+fn with_scratch<T>(look: impl FnOnce(&Cgroup) -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let root = Cgroup::root();
+    let enabled = root.read("cgroup.subtree_control")?.split(' ').any(|c| c == "cpuset");
+    let scratch = Cgroup::create(SCRATCH, "+cpuset")?;
+    let seen = look(&scratch);
+    // A killed task leaves its cgroup a moment after its status can be taken.
+    wait_until("an empty cgroup", secs(10), || Ok(scratch.remove().is_ok()))?;
+    if !enabled {
+        root.write("cgroup.subtree_control", "-cpuset")?;
+    }
+    seen
+}
