@@ -211,7 +211,10 @@ fn came_back(guest: &mut Guest) -> Outcome {
             let out = wait_until("another mask", secs(2), || Ok(owner.task().allowed()? != own)).is_ok();
             let now = owner.task().allowed()?;
             anyhow::ensure!(!out || now == machine::present()?, "the task may use {now}");
-            guest.saw("a busy task's mask after a refused offline", if out { "is every CPU" } else { "is its set" });
+            guest.saw(
+                "a busy task's mask after a refused offline",
+                if out { "is every CPU" } else { "is its set" },
+            );
             machine::set_online(CpuId(6), true)?;
         } else {
             machine::set_online(CpuId(6), true)?;
