@@ -38,7 +38,7 @@ fn a_refusal_by_the_table_or_the_machine_touches_nothing() {
 
 #[test]
 fn partitions_are_refused_where_the_kernel_has_none() {
-    let mut sim = logged(host(Behaviour::members_only()));
+    let mut sim = logged(host(Behaviour::local_only()));
     assert_eq!(refused(&mut sim, &run("a", "2-3", Isolation::Partition)), AdmitError::NoPartitions);
     assigned(&mut sim, &run("a", "2-3", Isolation::Auto));
     assert_eq!(sim.mode(&owner("run/a")), Some(Mode::Member));

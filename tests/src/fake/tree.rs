@@ -15,6 +15,7 @@ const THREADED: u8 = 0b1_0011;
 impl FakeKernel {
     /// `mkdir`
     pub fn mkdir(&mut self, path: &CgroupPath) -> Result<(), Errno> {
+        self.note_directory("mkdir", path);
         let Some(parent) = path.parent() else { return Err(Errno::EEXIST) };
         let up = self.find(&parent)?;
         if self.paths.contains_key(path) || super::files::exists(self, up, path.name()) {
@@ -48,6 +49,7 @@ impl FakeKernel {
 
     /// `rmdir`
     pub fn rmdir(&mut self, path: &CgroupPath) -> Result<(), Errno> {
+        self.note_directory("rmdir", path);
         let i = self.find(path)?;
         if i == ROOT || self.groups[i].tasks_below > 0 || !self.groups[i].children.is_empty() {
             return Err(Errno::EBUSY);

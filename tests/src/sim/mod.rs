@@ -10,6 +10,7 @@
 mod disk;
 mod eyes;
 pub mod history;
+pub mod played;
 mod probe;
 
 pub use disk::{Death, Disk, DiskFault, DiskTally, Loss, Saved};

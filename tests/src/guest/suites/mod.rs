@@ -3,6 +3,7 @@
 
 use super::scenario::Suite;
 
+pub mod answers;
 pub mod demo;
 pub mod enforce;
 pub mod kernel;
@@ -11,8 +12,15 @@ pub mod powercut;
 pub mod smoke;
 
 /// Every suite.
-pub const ALL: &[&Suite] =
-    &[&smoke::SUITE, &kernel::SUITE, &enforce::SUITE, &demo::SUITE, &lockstep::SUITE, &powercut::SUITE];
+pub const ALL: &[&Suite] = &[
+    &answers::SUITE,
+    &smoke::SUITE,
+    &kernel::SUITE,
+    &enforce::SUITE,
+    &demo::SUITE,
+    &lockstep::SUITE,
+    &powercut::SUITE,
+];
 
 /// The suite of this name.
 #[must_use]
