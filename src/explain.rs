@@ -52,10 +52,12 @@ pub enum Culprit {
         /// Which.
         path: CgroupPath,
     },
-    /// One of its own lists is empty.
-    Emptied {
+    /// One of its own lists lacks the CPUs.
+    Own {
         /// Which.
         file: CpusetFile,
+        /// What it holds.
+        lists: CpuSet,
     },
     /// None of its CPUs is online.
     Offline {
@@ -89,7 +91,7 @@ impl Culprit {
             | Self::Above { path, .. }
             | Self::Withdrawn { path }
             | Self::Below { path } => Some(path),
-            Self::Emptied { .. } | Self::Offline { .. } => None,
+            Self::Own { .. } | Self::Offline { .. } => None,
         }
     }
 
@@ -115,7 +117,7 @@ impl Culprit {
                     "write +cpuset into cgroup.subtree_control of {path}; under systemd keep a unit with AllowedCPUs= or Delegate=cpuset there"
                 )
             }
-            Self::Emptied { file } => format!("write its {file} again"),
+            Self::Own { file, .. } => format!("write its {file} again"),
             Self::Offline { cpus } => format!("bring CPUs {cpus} online"),
             Self::Below { path } => format!("write member into {} of {path}", CpusetFile::Partition),
         }
@@ -134,7 +136,8 @@ impl fmt::Display for Culprit {
             Self::Withdrawn { path } => {
                 write!(f, "cgroup {path} above it does not enable cpuset in cgroup.subtree_control")
             }
-            Self::Emptied { file } => write!(f, "its own {file} is empty"),
+            Self::Own { file, lists } if lists.is_empty() => write!(f, "its own {file} is empty"),
+            Self::Own { file, lists } => write!(f, "its own {file} lists CPUs {lists}"),
             Self::Offline { cpus } => write!(f, "all of its CPUs ({cpus}) are offline"),
             Self::Below { path } => write!(f, "cgroup {path} below it is a partition"),
         }
@@ -177,18 +180,22 @@ pub fn explain(observed: &Observed, path: &CgroupPath, cpus: &CpuSet) -> Option<
     let search = Search { observed, path, cpus, files };
     let culprits = match &cause {
         Cause::Bare => search.first(&[Search::beside, Search::offline, Search::above]),
-        Cause::BadList => search.first(&[Search::emptied, Search::above, Search::beside, Search::offline]),
+        Cause::BadList => search.first(&[Search::own, Search::above, Search::beside, Search::offline]),
+        // Said of one that has its CPUs from the root, too, when a list that it needs for that is gone.
+        Cause::ParentMember | Cause::ParentInvalid if files.exclusive.is_some() => {
+            search.first(&[Search::own, Search::above, Search::partition_above])
+        }
         Cause::ParentInvalid | Cause::ParentMember => search.partition_above(),
         Cause::NotExclusive => search.beside(),
         // 7.2 says so of an overlap as well.
         Cause::ParentStarves => search.first(&[Search::beside, Search::above]),
         Cause::Hotplug => search.offline(),
-        Cause::NothingAsked => search.emptied(),
+        Cause::NothingAsked => search.own(),
         Cause::RemoteBelow => search.below(),
         // A list above that shrinks ends a remote partition as a member (6.12 before 6.12.110).
         Cause::Member => search.above(),
         Cause::Housekeeping | Cause::NotPermitted | Cause::NoFiles => Vec::new(),
-        Cause::Unknown(_) => search.first(&[Search::beside, Search::above, Search::emptied, Search::offline]),
+        Cause::Unknown(_) => search.first(&[Search::beside, Search::above, Search::own, Search::offline]),
     };
     Some(Explanation { cause, culprits })
 }
@@ -260,13 +267,17 @@ impl Search<'_> {
         Vec::new()
     }
 
-    fn emptied(&self) -> Vec<Culprit> {
-        let own = [
-            (CpusetFile::Cpus, Some(&self.files.cpus)),
-            (CpusetFile::Exclusive, self.files.exclusive.as_ref()),
-        ];
-        let empty = own.into_iter().filter(|(_, set)| set.is_some_and(CpuSet::is_empty));
-        empty.map(|(file, _)| Culprit::Emptied { file }).collect()
+    /// Its own lists that lack the CPUs: the explicit one decides, and the other where that is empty.
+    fn own(&self) -> Vec<Culprit> {
+        let lacks = |set: &CpuSet| !self.cpus.is_subset(set);
+        let own = |file, lists: &CpuSet| Culprit::Own { file, lists: lists.clone() };
+        let explicit = self.files.exclusive.as_ref();
+        let mut found = Vec::new();
+        if explicit.is_none_or(CpuSet::is_empty) && lacks(&self.files.cpus) {
+            found.push(own(CpusetFile::Cpus, &self.files.cpus));
+        }
+        found.extend(explicit.filter(|e| lacks(e)).map(|e| own(CpusetFile::Exclusive, e)));
+        found
     }
 
     fn offline(&self) -> Vec<Culprit> {
@@ -451,6 +462,27 @@ mod tests {
             let (got, named, what) = told(&tree(&lines), "t/x", "2-3");
             assert_eq!((&got, named.as_str()), (&cause, who), "{lines:?}");
             assert!(what.contains(remedy), "{what:?} lacks {remedy:?}");
+        }
+    }
+
+    #[test]
+    fn a_list_that_is_gone_sounds_like_a_parent_that_is_none() {
+        let said = "root invalid (Parent is not a partition root)";
+        let slice = |list| ("t", "", Some(list), "member");
+        for (lines, who) in [
+            ([slice("2-3"), ("t/x", "2-3", Some(""), said)], "its own cpuset.cpus.exclusive is empty"),
+            (
+                [slice("2-3"), ("t/x", "2-3", Some("4,6"), said)],
+                "its own cpuset.cpus.exclusive lists CPUs 4,6",
+            ),
+            (
+                [slice(""), ("t/x", "2-3", Some("2-3"), said)],
+                "cgroup /t above it does not list CPUs 2-3 in cpuset.cpus.exclusive",
+            ),
+            ([slice("2-3"), ("t/x", "2-3", Some("2-3"), said)], "cgroup /t above it reads \"member\""),
+        ] {
+            let (cause, named, _) = told(&tree(&lines), "t/x", "2-3");
+            assert_eq!((cause, named.as_str()), (Cause::ParentMember, who));
         }
     }
 
