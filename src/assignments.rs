@@ -12,6 +12,7 @@ use crate::{
     cpuset::CpuSet,
     nodeset::{NodeId, NodeSet},
     owner::Owner,
+    partition::PartitionKind,
     request::Isolation,
 };
 use serde::{Deserialize, Serialize};
@@ -69,7 +70,26 @@ pub struct Assignment {
     pub extra: Extra,
 }
 
+/// What `isolated` costs, in the words of every place that says it.
+pub const STACKS: &str = "isolated: the kernel balances no load inside, so all threads of the workload stay on the CPU where they begin unless each pins itself; for one thread a CPU only";
+
 impl Assignment {
+    /// What `cpuset.cpus.partition` is to read.
+    #[must_use]
+    pub fn kind(&self) -> PartitionKind {
+        match (self.mode, self.isolation) {
+            (Mode::Partition, Isolation::Isolated) => PartitionKind::Isolated,
+            (Mode::Partition, _) => PartitionKind::Root,
+            (Mode::Member | Mode::Audit, _) => PartitionKind::Member,
+        }
+    }
+
+    /// What its user should know, if anything. Of one CPU there is nothing to balance.
+    #[must_use]
+    pub fn warning(&self) -> Option<&'static str> {
+        (self.kind() == PartitionKind::Isolated && self.cpus.len() > 1).then_some(STACKS)
+    }
+
     /// What `cpuset.mems` is to hold; empty: it is left alone.
     #[must_use]
     pub fn mems(&self) -> NodeSet {

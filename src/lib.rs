@@ -1,7 +1,7 @@
 //! The pure core of truepin: values in, values out. No files, no clocks, no environment, no async.
 //!
 //! By stage of the pipeline: [`cpuset`] and [`nodeset`] (set algebra), [`topology`], [`request`], [`hints`],
-//! [`placement`], [`assignments`], [`containers`], [`checkpoint`], [`observed`] and [`partition`] (the kernel's state as read), [`plan`], [`ledger`]
+//! [`placement`], [`assignments`], [`containers`], [`checkpoint`], [`observed`] and [`partition`] (the kernel's state as read), [`explain`], [`plan`], [`ledger`]
 //! and [`sweep`] (evidence), [`verdict`], [`reconcile`] (decides).
 #![forbid(unsafe_code)]
 
@@ -10,6 +10,7 @@ pub mod cgroup;
 pub mod checkpoint;
 pub mod containers;
 pub mod cpuset;
+pub mod explain;
 pub mod hints;
 pub mod idset;
 pub mod kubelet;

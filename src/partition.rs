@@ -2,7 +2,11 @@
 //!
 //! Writing it always succeeds; only reading it back tells what came of it (`kernel/cgroup/cpuset.c`,
 //! `cpuset_partition_show`). A state may be followed by ` invalid`, and that by a reason in parentheses or by
-//! nothing: sibling overlap up to 6.18 and hotplug give the bare form.
+//! nothing: sibling overlap up to 6.18 and hotplug give the bare form. [`Cause`] says what the reasons mean.
+
+mod cause;
+
+pub use cause::Cause;
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
@@ -61,6 +65,15 @@ impl PartitionState {
     #[must_use]
     pub fn valid(kind: PartitionKind) -> Self {
         Self { kind, invalid: None }
+    }
+
+    /// What keeps it from being a partition; `None` for one that the kernel honours.
+    #[must_use]
+    pub fn cause(&self) -> Option<Cause> {
+        match &self.invalid {
+            Some(reason) => Some(reason.cause()),
+            None => (self.kind == PartitionKind::Member).then_some(Cause::Member),
+        }
     }
 
     /// A root or isolated partition that the kernel honours.

@@ -35,11 +35,13 @@ impl AlignmentPolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Isolation {
-    /// Partition where the kernel has `cpuset.cpus.exclusive`, else member.
+    /// Partition where the kernel can make one of the cgroup, else member.
     #[default]
     Auto,
     /// A cpuset partition: the kernel keeps everybody else out.
     Partition,
+    /// A cpuset partition without load balancing inside (since minor version 2 of the record).
+    Isolated,
     /// Disjoint `cpuset.cpus` everywhere: nothing keeps a new cgroup or the root's own tasks out.
     Member,
 }

@@ -11,6 +11,7 @@ use crate::{
     assignments::Mode,
     cgroup::CgroupPath,
     cpuset::{CpuId, CpuSet},
+    explain::{Explanation, explain},
     observed::Observed,
     owner::Owner,
     plan::{Desired, OwnerCgroup, Role},
@@ -26,11 +27,16 @@ pub enum SetFault {
         effective: CpuSet,
     },
     /// Its cgroup has no cpuset files: somebody took the controller away above it, and the tasks may run anywhere.
-    NoFiles,
+    NoFiles {
+        /// Where.
+        why: Option<Explanation>,
+    },
     /// A partition is not one any more.
     PartitionLost {
         /// `cpuset.cpus.partition` as read.
         state: String,
+        /// What that means, and who did it.
+        why: Option<Explanation>,
     },
     /// Somebody else may use the owner's CPUs.
     Overlap {
@@ -59,14 +65,25 @@ pub enum SetFault {
     },
 }
 
+impl SetFault {
+    /// Why, where the kernel or the tree says it.
+    #[must_use]
+    pub fn explanation(&self) -> Option<&Explanation> {
+        match self {
+            Self::NoFiles { why } | Self::PartitionLost { why, .. } => why.as_ref(),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for SetFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Effective { effective } => write!(f, "the kernel gave it CPUs {effective}"),
-            Self::NoFiles => {
-                f.write_str("its cgroup has no cpuset files: the controller was taken away above it")
-            }
-            Self::PartitionLost { state } => write!(f, "the partition read {state:?}"),
+            Self::NoFiles { why: Some(why) } => why.fmt(f),
+            Self::NoFiles { why: None } => f.write_str("it has no cpuset files"),
+            Self::PartitionLost { state, why: Some(why) } => write!(f, "the partition read {state:?}: {why}"),
+            Self::PartitionLost { state, why: None } => write!(f, "the partition read {state:?}"),
             Self::Overlap { with, cpus } => write!(f, "cgroup {with} was allowed on CPUs {cpus}"),
             Self::Mask { tid, comm, allowed } => {
                 write!(f, "its task {tid} ({comm}) was allowed on CPUs {allowed}")
@@ -121,7 +138,8 @@ pub fn sets(desired: &Desired, observed: &Observed) -> Vec<SetFinding> {
     for (path, owner) in &desired.owners {
         let Some(files) = observed.cpuset(path) else {
             if owner.mode != Mode::Audit && observed.cgroups.contains_key(path) {
-                found.push(SetFinding { owner: owner.owner.clone(), fault: SetFault::NoFiles });
+                let why = explain(observed, path, &owner.cpus);
+                found.push(SetFinding { owner: owner.owner.clone(), fault: SetFault::NoFiles { why } });
             }
             continue;
         };
@@ -129,13 +147,13 @@ pub fn sets(desired: &Desired, observed: &Observed) -> Vec<SetFinding> {
         let mut add = |fault| found.push(SetFinding { owner: owner.owner.clone(), fault });
         if owner.mode == Mode::Partition && !files.is_partition() {
             let state = files.partition.as_ref().map(ToString::to_string).unwrap_or_default();
-            add(SetFault::PartitionLost { state });
+            add(SetFault::PartitionLost { state, why: explain(observed, path, &owner.cpus) });
         }
         // An audited set may be narrower: another allocator chose it, and the ledger judges what ran.
         let other = if owner.mode == Mode::Audit {
             !files.effective.is_subset(&mine)
         } else {
-            files.effective != mine
+            crate::plan::own_set(observed, path, files) != mine
         };
         if other {
             add(SetFault::Effective { effective: files.effective.clone() });
@@ -246,11 +264,22 @@ mod tests {
             Observed { cgroups: [(path.clone(), cgroup)].into(), online: set("0-7"), copied: false };
         for (mode, faults) in [(Mode::Partition, 1), (Mode::Member, 1), (Mode::Audit, 0)] {
             let owner: Owner = "cgroup/a".parse().unwrap();
-            let owner =
-                OwnerCgroup { owner, cpus: set("2-3"), mems: "".parse().unwrap(), mode, created: false };
+            let kind = crate::partition::PartitionKind::Root;
+            let owner = OwnerCgroup {
+                owner,
+                cpus: set("2-3"),
+                mems: "".parse().unwrap(),
+                mode,
+                kind,
+                created: false,
+            };
             let desired = Desired { owners: [(path.clone(), owner)].into(), ..Desired::default() };
             let found = sets(&desired, &observed);
-            assert_eq!(found.iter().filter(|f| f.fault == SetFault::NoFiles).count(), faults, "{mode:?}");
+            assert_eq!(
+                found.iter().filter(|f| matches!(f.fault, SetFault::NoFiles { .. })).count(),
+                faults,
+                "{mode:?}"
+            );
             // One that is not there has no files either, and is not this fault.
             assert_eq!(sets(&desired, &Observed { cgroups: [].into(), ..observed.clone() }), []);
         }

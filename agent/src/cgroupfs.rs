@@ -124,13 +124,14 @@ impl CgroupFs {
         self.mount.root.join(path.as_str())
     }
 
-    /// Whether `cpuset.cpus.exclusive` exists: looked for in the first cgroup that has cpuset files. `None` where
-    /// none has, so that it cannot be told yet.
-    pub fn has_exclusive(&self) -> Result<Option<bool>, KernelError> {
+    /// Whether `cpuset.cpus.exclusive` and `cpuset.cpus.partition` exist: looked for in the first cgroup that has cpuset
+    /// files. `None` where none has, so that it cannot be told yet.
+    pub fn partition_files(&self) -> Result<Option<(bool, bool)>, KernelError> {
         for child in self.children(&CgroupPath::root())? {
             let dir = self.dir(&child);
             if dir.join("cpuset.cpus").exists() {
-                return Ok(Some(dir.join(CpusetFile::Exclusive.name()).exists()));
+                let there = |file: CpusetFile| dir.join(file.name()).exists();
+                return Ok(Some((there(CpusetFile::Exclusive), there(CpusetFile::Partition))));
             }
         }
         Ok(None)

@@ -182,9 +182,15 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
     let host = if audit { None } else { Some(host_lock(&mount.root)?) };
     let mut findings = Vec::new();
     let (store, record) = if audit { (None, None) } else { open(paths, &mut findings)? };
-    let exclusive = !audit && probe_partitions(&mut kernel, &slice)?;
+    let (exclusive, partition) = if audit { (false, false) } else { probe_partitions(&mut kernel, &slice)? };
     let probe = load_bpf(config, &mount, &mut notes)?;
-    let facts = KernelFacts { cpuset: mount.cpuset, exclusive, empty_refused: false, bpf: probe.is_some() };
+    let facts = KernelFacts {
+        cpuset: mount.cpuset,
+        exclusive,
+        partition,
+        empty_refused: false,
+        bpf: probe.is_some(),
+    };
     let settings = Settings {
         audit,
         slice,
@@ -321,17 +327,17 @@ fn moved(record: &Checkpoint, boot_id: &str, topology: &CpuTopology) -> Vec<Find
     moved
 }
 
-/// Whether `cpuset.cpus.exclusive` exists. Where no cgroup has cpuset files yet, the controller is enabled and the
-/// slice made: the one place that is truepin's own.
-fn probe_partitions(kernel: &mut CgroupFs, slice: &CgroupPath) -> Result<bool, KernelError> {
-    if let Some(found) = kernel.has_exclusive()? {
+/// Whether `cpuset.cpus.exclusive` and `cpuset.cpus.partition` exist. Where no cgroup has cpuset files yet, the controller
+/// is enabled and the slice made: the one place that is truepin's own.
+fn probe_partitions(kernel: &mut CgroupFs, slice: &CgroupPath) -> Result<(bool, bool), KernelError> {
+    if let Some(found) = kernel.partition_files()? {
         return Ok(found);
     }
     kernel.apply(&Step::Enable(CgroupPath::root()))?;
     if !kernel.dir(slice).exists() {
         kernel.apply(&Step::Create(slice.clone()))?;
     }
-    Ok(kernel.has_exclusive()?.unwrap_or(false))
+    Ok(kernel.partition_files()?.unwrap_or((false, false)))
 }
 
 fn load_bpf(config: &Config, mount: &Mount, notes: &mut Vec<String>) -> Result<Option<BpfProbe>, StartError> {

@@ -3,6 +3,7 @@ use crate::{
     assignments::{Assignment, FirstValue, Mode},
     cgroup::{CgroupId, CpusetFile},
     containers::ContainerEntry,
+    partition::PartitionKind,
     request::Isolation,
 };
 use serde_json::{Value, json};
@@ -82,6 +83,16 @@ const FROZEN_2_1: &str = concat!(
     "\n"
 );
 
+/// With what minor version 2 added: isolated partitions.
+const FROZEN_2_2: &str = concat!(
+    r#"{"schema":"truepin.checkpoint/2","crc32":"41e6a02a","payload":{"assignments":{"owners":{"#,
+    r#""run/db":{"cgroup":"truepin.slice/run-db","cpus":"2-3","created":true,"generation":7,"isolation":"isolated","#,
+    r#""mode":"partition","reason":"2 CPUs on node 0"}},"reserved":"0-1","strict_reserved":false},"#,
+    r#""boot_id":"5f1c3f0e-0000-4000-8000-000000000000","containers":{},"epoch":3,"first":{},"minor":2,"#,
+    r#""strategy":"best","topology":"t","version":2}}"#,
+    "\n"
+);
+
 /// As the first truepin wrote it.
 const FROZEN_1: &str = concat!(
     r#"{"schema":"truepin.checkpoint/1","crc32":"4fa7db59","payload":{"version":1,"epoch":3,"#,
@@ -111,8 +122,16 @@ fn the_format_is_frozen() {
 
     let memory = decode(FROZEN_2_1.as_bytes()).unwrap();
     let run = &memory.assignments.owners[&"run/db".parse().unwrap()];
-    assert_eq!((run.mems().to_string().as_str(), memory.minor), ("0,2,10", MINOR));
+    assert_eq!((run.mems().to_string().as_str(), memory.minor), ("0,2,10", 1));
     assert_eq!(String::from_utf8(encode(&memory).unwrap()).unwrap(), FROZEN_2_1);
+
+    let isolated = decode(FROZEN_2_2.as_bytes()).unwrap();
+    let run = &isolated.assignments.owners[&"run/db".parse().unwrap()];
+    assert_eq!(
+        (run.kind(), run.isolation, isolated.minor),
+        (PartitionKind::Isolated, Isolation::Isolated, MINOR)
+    );
+    assert_eq!(String::from_utf8(encode(&isolated).unwrap()).unwrap(), FROZEN_2_2);
 }
 
 #[test]

@@ -5,8 +5,9 @@
 //! makes of them; after each one the configured sets are compared. It is a second opinion, not a model of the
 //! kernel: the fake kernel of the tests is that.
 //! Invariants checked: I1 (configured exclusive sets of owners are disjoint, no sibling's own set reaches over a
-//! partition), I2 and I4 (no owner's cgroup loses its last CPU), I3 (partitions never cover every online CPU). What
-//! others had broken before the first step is not held against the plan.
+//! partition, and a local partition stands below one), I2 and I4 (no owner's cgroup loses its last CPU, nor what it has
+//! of those above), I3 (partitions never cover every online CPU). What others had broken before the first step is not
+//! held against the plan.
 
 use super::{Desired, Planned};
 use crate::{
@@ -35,7 +36,13 @@ pub struct Broken {
 pub fn check(desired: &Desired, observed: &Observed, steps: &[Planned]) -> Result<(), Broken> {
     let mut model = observed.clone();
     // What is broken already was broken by others; the plan is there to mend it, and may take more than one step.
-    let before = (shared(desired, &model), overlaps(desired, &model), starved(desired, &model));
+    let before = (
+        shared(desired, &model),
+        overlaps(desired, &model),
+        starved(desired, &model),
+        unsupported(desired, &model),
+        stranded(desired, &model),
+    );
     for (index, Planned { step, .. }) in steps.iter().enumerate() {
         apply(&mut model, step);
         let broken = |invariant, what| Broken { index, step: step.clone(), invariant, what };
@@ -44,6 +51,12 @@ pub fn check(desired: &Desired, observed: &Observed, steps: &[Planned]) -> Resul
         }
         if let Some((path, sibling, cpus)) = new(overlaps(desired, &model), &before.1) {
             return Err(broken("I1", format!("{sibling} would reach over partition {path} on CPUs {cpus}")));
+        }
+        if let Some(path) = unsupported(desired, &model).into_iter().find(|p| !before.3.contains(p)) {
+            return Err(broken("I1", format!("{path} would be a partition below a cgroup that is none")));
+        }
+        if let Some(path) = stranded(desired, &model).into_iter().find(|p| !before.4.contains(p)) {
+            return Err(broken("I4", format!("none of the CPUs of {path} would be left above it")));
         }
         if let Some(what) = last_cpu(desired, &model, step) {
             return Err(broken("I2", what));
@@ -66,9 +79,34 @@ fn new(found: Vec<Both>, before: &[Both]) -> Option<Both> {
 
 /// Whether owners' partitions hold every CPU that is online.
 fn starved(desired: &Desired, model: &Observed) -> bool {
-    let held = partitions(model).filter(|(p, _)| desired.owners.contains_key(*p));
+    let held = partitions(model).filter(|(p, _)| is_ours(desired, p));
     let held = held.fold(CpuSet::new(), |all, (_, s)| all.union(&claimed(s)));
     !model.online.is_empty() && model.online.is_subset(&held)
+}
+
+/// An owner's cgroup, or the slice where that is a partition itself.
+fn is_ours(desired: &Desired, path: &CgroupPath) -> bool {
+    desired.owners.contains_key(path) || desired.local && *path == desired.slice
+}
+
+/// Owners that are partitions below a cgroup that is none, where partitions are local.
+fn unsupported(desired: &Desired, model: &Observed) -> Vec<CgroupPath> {
+    let owners = partitions(model).filter(|(p, _)| desired.local && desired.owners.contains_key(*p));
+    let none = |up: CgroupPath| !up.is_root() && model.cpuset(&up).is_none_or(|f| !f.is_partition());
+    owners.filter(|(p, _)| p.parent().is_some_and(none)).map(|(p, _)| p.clone()).collect()
+}
+
+/// Populated owners that share no CPU with the list of the slice above them, where that is a partition.
+fn stranded(desired: &Desired, model: &Observed) -> Vec<CgroupPath> {
+    let Some(slice) = model.cpuset(&desired.slice).filter(|f| desired.local && f.is_partition()) else {
+        return Vec::new();
+    };
+    let inside =
+        model.children(&desired.slice).filter(|(p, c)| c.populated && desired.owners.contains_key(*p));
+    let lost = inside.filter(|(_, c)| {
+        c.cpuset.as_ref().is_some_and(|f| !f.cpus.is_empty() && f.cpus.is_disjoint(&slice.cpus))
+    });
+    lost.map(|(p, _)| p.clone()).collect()
 }
 
 /// Applies a step to the values of the files.
@@ -76,11 +114,12 @@ pub fn apply(model: &mut Observed, step: &Step) {
     match step {
         Step::Create(path) => {
             let enabled = path.parent().and_then(|p| model.cgroups.get(&p)).is_some_and(|p| p.enables_cpuset);
+            let fresh = fresh(model);
             model.cgroups.insert(
                 path.clone(),
                 CgroupObserved {
                     id: CgroupId(0),
-                    cpuset: enabled.then(fresh),
+                    cpuset: enabled.then_some(fresh),
                     enables_cpuset: false,
                     populated: false,
                     has_processes: false,
@@ -92,9 +131,10 @@ pub fn apply(model: &mut Observed, step: &Step) {
             if let Some(c) = model.cgroups.get_mut(path) {
                 c.enables_cpuset = true;
             }
+            let fresh = fresh(model);
             for (p, c) in &mut model.cgroups {
                 if p.parent().as_ref() == Some(path) && c.cpuset.is_none() {
-                    c.cpuset = Some(fresh());
+                    c.cpuset = Some(fresh.clone());
                 }
             }
         }
@@ -123,10 +163,12 @@ pub fn apply(model: &mut Observed, step: &Step) {
     }
 }
 
-fn fresh() -> CpusetObserved {
+fn fresh(model: &Observed) -> CpusetObserved {
+    let known = model.cgroups.iter().filter(|(p, _)| !p.is_root()).find_map(|(_, c)| c.cpuset.as_ref());
+    let list = known.is_none_or(|f| f.exclusive.is_some()).then(CpuSet::new);
     CpusetObserved {
-        exclusive: Some(CpuSet::new()),
-        exclusive_effective: Some(CpuSet::new()),
+        exclusive: list.clone(),
+        exclusive_effective: list,
         partition: Some(PartitionState::valid(PartitionKind::Member)),
         ..CpusetObserved::default()
     }
@@ -172,7 +214,7 @@ fn shared(desired: &Desired, model: &Observed) -> Vec<Both> {
 /// says what comes of it.
 fn overlaps(desired: &Desired, model: &Observed) -> Vec<Both> {
     let mut found = Vec::new();
-    for (path, files) in partitions(model).filter(|(p, _)| desired.owners.contains_key(*p)) {
+    for (path, files) in partitions(model).filter(|(p, _)| is_ours(desired, p)) {
         let Some(parent) = path.parent() else { continue };
         let claim = claimed(files);
         for (sibling, c) in model.children(&parent) {
@@ -197,6 +239,9 @@ fn last_cpu(desired: &Desired, model: &Observed, step: &Step) -> Option<String> 
     let member = desired.owners.get(path).is_some_and(|o| o.mode == Mode::Member);
     match file {
         CpusetFile::Exclusive if new.is_empty() && files.is_partition() => {
+            Some(format!("partition {path} would be left without CPUs"))
+        }
+        CpusetFile::Cpus if new.is_empty() && files.is_partition() && files.exclusive.is_none() => {
             Some(format!("partition {path} would be left without CPUs"))
         }
         CpusetFile::Cpus if new.is_empty() && member => Some(format!("owner {path} would inherit every CPU")),

@@ -2,6 +2,7 @@
 
 use super::{
     Desired, Phase, Plan, Planned, Problem, Target, TargetKind, Unrecorded,
+    local::Slice,
     targets::{Targets, targets},
 };
 use crate::{
@@ -19,12 +20,12 @@ use std::collections::BTreeSet;
 pub fn diff(desired: &Desired, observed: &Observed) -> Plan {
     let Targets { by_path, problems, stale_first } = targets(desired, observed);
     let plan = Plan { problems, ..Plan::default() };
-    let held = desired.owners.values().fold(desired.promised.clone(), |all, o| all.union(&o.cpus));
-    let holders = holders(desired, observed);
-    let mut d = Diff { desired, observed, held, holders, plan, unready: BTreeSet::new() };
+    let (held, holders, slice) = (desired.held(), holders(desired, observed), Slice::default());
+    let mut d = Diff { desired, observed, held, holders, slice, plan, unready: BTreeSet::new() };
     for path in by_path.keys() {
         d.judge_owner(path);
     }
+    d.slice = d.judge_slice(by_path.get(&desired.slice));
     for (path, target) in &by_path {
         d.prepare(path, target);
     }
@@ -39,6 +40,7 @@ pub fn diff(desired: &Desired, observed: &Observed) -> Plan {
         let files = d.files(path);
         match target.kind {
             TargetKind::Owner => d.owner(path, target, &files),
+            TargetKind::Chain if d.is_local_slice(path) => d.local_slice(path, target, &files),
             TargetKind::Chain => d.chain(path, target, &files),
             TargetKind::Pool | TargetKind::Retired | TargetKind::Remove => d.shared(path, target, &files),
         }
@@ -107,12 +109,14 @@ fn holders(desired: &Desired, observed: &Observed) -> Vec<Holder> {
     observed.cgroups.iter().filter_map(holder).collect()
 }
 
-struct Diff<'a> {
-    desired: &'a Desired,
-    observed: &'a Observed,
-    /// CPUs of all owners.
+pub(super) struct Diff<'a> {
+    pub(super) desired: &'a Desired,
+    pub(super) observed: &'a Observed,
+    /// CPUs that are somebody's.
     held: CpuSet,
     holders: Vec<Holder>,
+    /// Where partitions are local.
+    pub(super) slice: Slice,
     plan: Plan,
     /// Owners' cgroups that cannot be worked on; the others go on.
     unready: BTreeSet<CgroupPath>,
@@ -139,10 +143,11 @@ impl Diff<'_> {
     }
 
     /// The files as observed, or as they will be when the cgroup has just been made.
-    fn files(&self, path: &CgroupPath) -> CpusetObserved {
+    pub(super) fn files(&self, path: &CgroupPath) -> CpusetObserved {
+        let list = (!self.desired.local).then(CpuSet::new);
         self.observed.cpuset(path).cloned().unwrap_or_else(|| CpusetObserved {
-            exclusive: Some(CpuSet::new()),
-            exclusive_effective: Some(CpuSet::new()),
+            exclusive: list.clone(),
+            exclusive_effective: list,
             partition: Some(PartitionState::valid(PartitionKind::Member)),
             ..CpusetObserved::default()
         })
@@ -181,7 +186,7 @@ impl Diff<'_> {
         }
     }
 
-    fn write_cpus(&mut self, phase: Phase, path: &CgroupPath, old: &CpuSet, new: CpuSet) {
+    pub(super) fn write_cpus(&mut self, phase: Phase, path: &CgroupPath, old: &CpuSet, new: CpuSet) {
         if *old != new {
             self.write(phase, path, CpusetFile::Cpus, old.to_string(), Value::Cpus(new));
         }
@@ -193,7 +198,13 @@ impl Diff<'_> {
         }
     }
 
-    fn write_partition(&mut self, phase: Phase, path: &CgroupPath, old: &PartitionState, new: PartitionKind) {
+    pub(super) fn write_partition(
+        &mut self,
+        phase: Phase,
+        path: &CgroupPath,
+        old: &PartitionState,
+        new: PartitionKind,
+    ) {
         self.write(phase, path, CpusetFile::Partition, old.to_string(), Value::Partition(new));
     }
 
@@ -284,10 +295,17 @@ impl Diff<'_> {
 
         // Giving away. A partition that must end, is invalid, or would shrink to nothing becomes a member first.
         let keep = exclusive_now.intersection(t.exclusive.as_ref().unwrap_or(&exclusive_now));
-        let vanishes = want != PartitionKind::Member && keep.is_empty();
+        // Without an explicit list it consists of `cpuset.cpus`.
+        let vanishes = match &exclusive {
+            Some(_) => keep.is_empty(),
+            None => t.cpus.as_ref().is_some_and(|c| c.is_disjoint(&cpus_now)),
+        };
+        let vanishes = want != PartitionKind::Member && vanishes;
         let wrong = owner.mode == Mode::Partition && self.sets_wrong(path, &owner.cpus, files);
+        let in_slice = self.is_in_slice(path);
+        let falls = in_slice && (self.slice.ends || self.takes_all_of_one(path, &owner.cpus));
         let must_end = now.kind != PartitionKind::Member
-            && (want == PartitionKind::Member || now.invalid.is_some() || vanishes || wrong);
+            && (want == PartitionKind::Member || now.invalid.is_some() || vanishes || wrong || falls);
         let listed = if want == PartitionKind::Member { &exclusive_now } else { &keep };
         let waits = must_end && !self.chain_lists(path, listed);
         let reset = must_end && !waits;
@@ -311,6 +329,9 @@ impl Diff<'_> {
                 cpus_now.clone()
             } else if !keep.is_empty() {
                 keep
+            } else if in_slice {
+                // What it is to have comes into the slice later, and the pool is outside.
+                cpus_now.clone()
             } else if !lost.is_disjoint(&others) {
                 // Everything goes to others before anything is taken: on what nobody has yet, else in the pool.
                 let held = self.held_by_others(path);
@@ -335,7 +356,8 @@ impl Diff<'_> {
         {
             self.write_exclusive(Phase::GrowExclusive, path, &exclusive_now, target.clone());
         }
-        if want != PartitionKind::Member && !waits && (state.kind != want || state.invalid.is_some()) {
+        let may = !waits && (!in_slice || self.slice.serves);
+        if want != PartitionKind::Member && may && (state.kind != want || state.invalid.is_some()) {
             self.write_partition(Phase::SetPartition, path, &state, want);
         }
     }
@@ -374,15 +396,12 @@ impl Diff<'_> {
     /// The state line can lie (after hotplug; a nested child of an invalid parent). Judged only when our own files
     /// are as they should be, so that a plan in progress is not mistaken for a defect.
     fn sets_wrong(&self, path: &CgroupPath, cpus: &CpuSet, files: &CpusetObserved) -> bool {
-        if self.observed.copied || !files.is_partition() || files.exclusive.as_ref() != Some(cpus) {
+        let listed = files.exclusive.as_ref().unwrap_or(&files.cpus);
+        if self.observed.copied || !files.is_partition() || listed != cpus {
             return false;
         }
         let mine = cpus.intersection(&self.observed.online);
-        // Partitions that the owner makes of its own children take their CPUs from its own set.
-        let inside = self.observed.children(path).filter_map(|(_, c)| c.cpuset.as_ref());
-        let inside =
-            inside.filter(|s| s.is_partition()).fold(CpuSet::new(), |all, s| all.union(&s.effective));
-        files.effective.union(&inside) != mine || !overlapping(self.observed, path, &mine).is_empty()
+        own_set(self.observed, path, files) != mine || !overlapping(self.observed, path, &mine).is_empty()
     }
 
     fn chain(&mut self, path: &CgroupPath, t: &Target, files: &CpusetObserved) {
@@ -439,7 +458,7 @@ impl Diff<'_> {
     }
 
     /// Grows early what may grow, and shrinks late what must shrink.
-    fn pool_cpus(&mut self, path: &CgroupPath, t: &Target, files: &CpusetObserved) {
+    pub(super) fn pool_cpus(&mut self, path: &CgroupPath, t: &Target, files: &CpusetObserved) {
         let Some(target) = &t.cpus else { return };
         let now = &files.cpus;
         if target == now {
@@ -495,6 +514,16 @@ impl Diff<'_> {
             }
         }
     }
+}
+
+/// What the kernel gives a cgroup, with what partitions that were made of its own children took from it. That is by what
+/// they were granted: one that came back with its parent can have the parent's effective set (6.12, 6.18, 7.2), which is
+/// its maker's affair.
+pub(crate) fn own_set(observed: &Observed, path: &CgroupPath, files: &CpusetObserved) -> CpuSet {
+    let inside = observed.children(path).filter_map(|(_, c)| c.cpuset.as_ref()).filter(|s| s.is_partition());
+    let took =
+        |s: &CpusetObserved| s.exclusive_effective.as_ref().unwrap_or(&s.cpus).intersection(&observed.online);
+    inside.fold(files.effective.clone(), |all, s| all.union(&took(s)))
 }
 
 /// Cgroups, the root and the ancestors included, whose tasks may run on some of `cpus` though they belong to the

@@ -13,22 +13,27 @@
 //! | shrink-exclusive | owners give CPUs away, leaves before ancestors; never to nothing: to `member` and the pool | the kernel refuses a set that a sibling still holds (I1) |
 //! | shrink-pool | shared cgroups drop the CPUs about to be taken | until 6.18 an overlapping sibling invalidates a partition |
 //! | grow-exclusive | owners take CPUs, ancestors before leaves | an exclusive set must be inside its parent's |
-//! | set-partition | `root` where it is missing | needs all of the above; only reading it back tells |
+//! | set-partition | `root` or `isolated` where it is missing | needs all of the above; only reading it back tells |
 //! | enter | processes into a cgroup whose files are as desired | a task never runs in a half-made set |
 //! | remove | empty cgroups that truepin made | last, their CPUs are back by then |
+//!
+//! Where the kernel has no `cpuset.cpus.exclusive`, partitions are those of [`local`].
 //!
 //! Invariants: I1 to I4 hold after every prefix of the steps ([`check`] simulates them). Nothing that is not ours
 //! is written before its first value is recorded ([`Plan::unrecorded`]).
 
 pub mod check;
 mod diff;
+mod local;
 mod targets;
 #[cfg(test)]
 mod tests;
 
 pub use diff::diff;
-pub(crate) use diff::overlapping;
+pub(crate) use diff::{overlapping, own_set};
 pub(crate) use targets::foreign;
+
+use diff::Diff;
 
 use crate::{
     assignments::{Assignments, FirstValues, Mode},
@@ -65,6 +70,8 @@ pub struct OwnerCgroup {
     pub mems: NodeSet,
     /// Partition or member.
     pub mode: Mode,
+    /// What its `cpuset.cpus.partition` is to read.
+    pub kind: PartitionKind,
     /// Whether truepin makes and removes the cgroup. Others' cgroups keep their own `cpuset.cpus` in partition mode,
     /// because an explicit `cpuset.cpus.exclusive` decides there and their manager may rewrite `cpuset.cpus`.
     pub created: bool,
@@ -81,6 +88,8 @@ pub struct Desired {
     pub promised: CpuSet,
     /// CPUs of everybody else.
     pub pool: CpuSet,
+    /// CPUs that no owner gets.
+    pub reserved: CpuSet,
     /// Whether the pool's cgroups are written: with a member-mode owner, or with any under strict reservation. With none
     /// nothing of anybody is written, so that a release of all leaves everything as it was found, over restarts too.
     pub pool_written: bool,
@@ -99,6 +108,10 @@ pub struct Desired {
     pub empty_refused: bool,
     /// Remove the slice when it is empty.
     pub teardown: bool,
+    /// The kernel has no `cpuset.cpus.exclusive`: partitions are local, and the slice is one for those below it.
+    pub local: bool,
+    /// Cgroups in such a slice that need CPUs there and have none of an owner's, and which: see [`Desired::house_leftovers`].
+    pub leftovers: BTreeMap<CgroupPath, CpuSet>,
 }
 
 impl Desired {
@@ -114,6 +127,7 @@ impl Desired {
                     cpus: a.cpus.clone(),
                     mems: a.mems(),
                     mode: a.mode,
+                    kind: a.kind(),
                     created: a.created,
                 };
                 (a.cgroup.clone(), o)
@@ -127,6 +141,7 @@ impl Desired {
             promised: promised.fold(CpuSet::new(), |all, p| all.union(&p.cpus)),
             slice: slice.clone(),
             pool: assignments.shared_pool(online),
+            reserved: assignments.reserved.clone(),
             pool_written: member || any && assignments.strict_reserved && !assignments.reserved.is_empty(),
             owners,
             ..Self::default()
@@ -220,6 +235,15 @@ pub enum Problem {
         /// The owner.
         owner: Owner,
         /// The partition above.
+        path: CgroupPath,
+    },
+    /// Processes that no owner has share the slice with partitions, and no CPU is left that they could have there.
+    #[error(
+        "processes in {path}, which no owner has, need a CPU inside {}, which is a partition there, and none is left; end them",
+        path.parent().unwrap_or_default()
+    )]
+    Crowded {
+        /// Where they are.
         path: CgroupPath,
     },
     /// The owners hold every CPU that is online.

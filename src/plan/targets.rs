@@ -1,6 +1,6 @@
 //! What each cgroup's files should hold.
 
-use super::{Desired, OwnerCgroup, Problem, Role, Target, TargetKind};
+use super::{Desired, OwnerCgroup, Problem, Role, Target, TargetKind, local::slice_cpus};
 use crate::{
     assignments::Mode,
     cgroup::{CgroupPath, CpusetFile},
@@ -19,8 +19,11 @@ pub(super) struct Targets {
 }
 
 pub(super) fn targets(desired: &Desired, observed: &Observed) -> Targets {
-    let held = union(desired.owners.values()).union(&desired.promised);
-    let partitions = union(desired.owners.values().filter(|o| o.mode == Mode::Partition));
+    let held = desired.held();
+    let mut partitions = union(desired.owners.values().filter(|o| o.mode == Mode::Partition));
+    if desired.partitions_slice() {
+        partitions |= &slice_cpus(desired, observed);
+    }
     let aim = Aim { desired, observed, held, partitions };
     let chain: BTreeSet<CgroupPath> =
         desired.owners.keys().flat_map(CgroupPath::ancestors).filter(|p| !p.is_root()).collect();
@@ -42,7 +45,7 @@ pub(super) fn targets(desired: &Desired, observed: &Observed) -> Targets {
             continue;
         }
         let target = if path.is_within(&desired.slice) {
-            aim.in_slice(path, cgroup)
+            aim.in_slice(path, cgroup, &mut all.problems)
         } else if path.parent().is_some_and(|up| up.is_root() || chain.contains(&up)) {
             aim.pool(path, cgroup, &mut all.problems)
         } else {
@@ -132,7 +135,8 @@ fn claim_of(files: &CpusetObserved) -> CpuSet {
     }
 }
 
-/// CPUs of other managers' partitions among what was read, except at `adopted`: not to be handed out.
+/// CPUs of other managers' partitions, except at `adopted`, and of processes that no owner has in a slice that is a
+/// partition: not to be handed out.
 pub(crate) fn foreign(desired: &Desired, observed: &Observed, adopted: Option<&CgroupPath>) -> CpuSet {
     let theirs = |(path, c): (&CgroupPath, &CgroupObserved)| {
         let ours = path.is_within(&desired.slice)
@@ -141,7 +145,29 @@ pub(crate) fn foreign(desired: &Desired, observed: &Observed, adopted: Option<&C
             || recorded(desired, path, c, CpusetFile::Partition);
         c.cpuset.as_ref().filter(|s| !ours && !is_member(s)).map(claim_of)
     };
-    observed.cgroups.iter().filter_map(theirs).fold(CpuSet::new(), |all, s| all.union(&s))
+    let leftovers = desired.leftovers.values().cloned();
+    let theirs = observed.cgroups.iter().filter_map(theirs).chain(leftovers);
+    theirs.fold(unaccounted(desired, observed), |all, s| all.union(&s))
+}
+
+/// CPUs that the root has lost to somebody who was not read: a remote partition further down, or one that ended in a way
+/// that the kernel lost count.
+fn unaccounted(desired: &Desired, observed: &Observed) -> CpuSet {
+    let Some(root) = observed.cpuset(&CgroupPath::root()).filter(|_| !observed.copied) else {
+        return CpuSet::new();
+    };
+    let mut missing = observed.online.difference(&root.effective);
+    for (path, cgroup) in &observed.cgroups {
+        let Some(files) = cgroup.cpuset.as_ref().filter(|f| !is_member(f)) else { continue };
+        missing = missing.difference(&claim_of(files));
+        for list in [&files.exclusive, &files.exclusive_effective].into_iter().flatten() {
+            missing = missing.difference(list);
+        }
+        if let Some(owner) = desired.owners.get(path) {
+            missing = missing.difference(&owner.cpus);
+        }
+    }
+    missing
 }
 
 impl Aim<'_> {
@@ -150,9 +176,9 @@ impl Aim<'_> {
         let cgroup = self.observed.cgroups.get(path);
         match owner.mode {
             Mode::Partition => {
-                t.exclusive = Some(owner.cpus.clone());
-                t.partition = Some(PartitionKind::Root);
-                if owner.created {
+                t.exclusive = (!self.desired.local).then(|| owner.cpus.clone());
+                t.partition = Some(owner.kind);
+                if owner.created || self.desired.local {
                     t.cpus = Some(owner.cpus.clone());
                 } else if let Some((cgroup, files)) = cgroup.and_then(|c| Some((c, c.cpuset.as_ref()?))) {
                     t.cpus = self.beside_partition(path, owner, cgroup, files);
@@ -161,7 +187,7 @@ impl Aim<'_> {
             Mode::Member => {
                 t.cpus = Some(owner.cpus.clone());
                 t.partition = Some(PartitionKind::Member);
-                t.exclusive = Some(CpuSet::new());
+                t.exclusive = (!self.desired.local).then(CpuSet::new);
             }
             Mode::Audit => return t,
         }
@@ -199,12 +225,17 @@ impl Aim<'_> {
     fn chain(&self, path: &CgroupPath) -> Target {
         let ours = path.is_within(&self.desired.slice);
         let mut t = Target { kind: TargetKind::Chain, ours, ..Target::default() };
+        if *path == self.desired.slice && self.desired.partitions_slice() {
+            t.partition = Some(PartitionKind::Root);
+            t.cpus = Some(slice_cpus(self.desired, self.observed));
+            return t;
+        }
         let all_below = union(below(self.desired, path));
         let partitions = union(below(self.desired, path).filter(|o| o.mode == Mode::Partition));
         let Some((cgroup, files)) =
             self.observed.cgroups.get(path).and_then(|c| Some((c, c.cpuset.as_ref()?)))
         else {
-            t.exclusive = Some(partitions);
+            t.exclusive = (!self.desired.local).then_some(partitions);
             return t;
         };
         if ours {
@@ -236,7 +267,12 @@ impl Aim<'_> {
     }
 
     /// A cgroup in truepin's slice that no owner has.
-    fn in_slice(&self, path: &CgroupPath, cgroup: &CgroupObserved) -> Option<Target> {
+    fn in_slice(
+        &self,
+        path: &CgroupPath,
+        cgroup: &CgroupObserved,
+        problems: &mut Vec<Problem>,
+    ) -> Option<Target> {
         if *path == self.desired.slice {
             let mut t = self.chain(path);
             if self.desired.teardown && !cgroup.populated {
@@ -251,14 +287,23 @@ impl Aim<'_> {
         let mut t = Target {
             kind: TargetKind::Remove,
             ours: true,
-            exclusive: Some(CpuSet::new()),
+            exclusive: (!self.desired.local).then(CpuSet::new),
             partition: Some(PartitionKind::Member),
             ..Target::default()
         };
         // One that cannot be removed is in nobody's way all the same.
         if cgroup.populated || self.desired.blocked.contains(path) {
             t.kind = TargetKind::Retired;
-            t.cpus = self.pool_set();
+            // The pool is outside a slice that is a partition.
+            t.cpus = match self.desired.leftovers.get(path) {
+                Some(own) => Some(own.clone()),
+                None if !self.desired.partitions_slice() => self.pool_set(),
+                None if cgroup.populated => {
+                    problems.push(Problem::Crowded { path: path.clone() });
+                    None
+                }
+                None => None,
+            };
             if let Some(files) = cgroup.cpuset.as_ref().filter(|f| !f.mems.is_empty()) {
                 t.mems = Some(self.possible_mems(path, cgroup, files, NodeSet::new()));
             }
@@ -374,8 +419,10 @@ impl Aim<'_> {
             // Without the controller there is nothing to put back yet.
             let Some(files) = cgroup.cpuset.as_ref() else { continue };
             let theirs = !is_member(files) && !first.files.contains_key(&CpusetFile::Partition);
-            if theirs && !all.by_path.contains_key(path) {
-                continue; // somebody made a partition of it meanwhile
+            // Somebody made a partition of it meanwhile. What stands below one on the way of an owner stands by the lists
+            // above it (6.12 since 6.12.110 ends a partition whose CPUs are taken off them).
+            if theirs && all.by_path.get(path).is_none_or(|t| t.kind == TargetKind::Chain) {
+                continue;
             }
             let t = all.by_path.entry(path.clone()).or_default();
             for (file, text) in &first.files {

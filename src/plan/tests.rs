@@ -3,6 +3,8 @@
 //! Eight CPUs, 0 reserved. The crash tests of the fake kernel hold plans to the invariants; these hold them to the
 //! words of the module comments.
 
+mod local;
+
 use super::{check::check, *};
 use crate::{
     assignments::FirstValue,

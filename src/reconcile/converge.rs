@@ -5,9 +5,10 @@ use super::{
     step::{Turn, keep},
 };
 use crate::{
-    assignments::{FirstValue, Mode},
+    assignments::{Assignment, FirstValue, Mode},
     cgroup::{CgroupPath, CpusetFile},
     checkpoint::Extra,
+    explain::{Explanation, explain},
     ledger::{Departure, DepartureKind},
     observed::{KernelError, Observed, Step, Value},
     owner::Owner,
@@ -121,12 +122,23 @@ impl Turn<'_> {
     }
 
     /// A refused admission leaves nothing in the table.
-    pub(super) fn forget_admission(&mut self, owner: &Owner, fresh: bool) {
+    pub(super) fn forget_admission(
+        &mut self,
+        owner: &Owner,
+        fresh: bool,
+        before: Option<Box<(Assignment, Runtime)>>,
+    ) {
         let held = self.s.assignments.owners.get(owner).map(|a| a.cgroup.clone());
         self.s.entering.retain(|(path, _)| Some(path) != held.as_ref());
         if fresh {
             self.s.assignments.release(owner);
             self.s.runtime.remove(owner);
+        }
+        if let Some((assignment, runtime)) = before.map(|b| *b)
+            && held.is_some()
+        {
+            self.s.assignments.owners.insert(owner.clone(), assignment);
+            self.s.runtime.insert(owner.clone(), runtime);
         }
     }
 
@@ -154,6 +166,11 @@ impl Turn<'_> {
             plan = plan::diff(&desired, &self.s.observed);
         }
         if let Some(problem) = self.problems(&plan) {
+            if let (Problem::Crowded { .. }, Some(owner)) = (&problem, self.admitting())
+                && self.fall_back(&owner, &problem.to_string(), None)
+            {
+                return self.observe();
+            }
             return self.finish(Err(AdmitError::Problem(problem)));
         }
         for path in &plan.settled {
@@ -341,6 +358,9 @@ impl Turn<'_> {
     }
 
     pub(super) fn partition_refused(&mut self, path: &CgroupPath, state: String) {
+        if *path == self.s.settings.slice {
+            return self.slice_refused(&state);
+        }
         let Some(owner) = self.s.assignments.owner_of(path).map(|(o, _)| o.clone()) else {
             // Somebody else's, to be put back as it was: the rest goes on without it.
             self.report(FindingKind::Stuck(format!(
@@ -349,14 +369,42 @@ impl Turn<'_> {
             self.hold_off(path, CpusetFile::Partition);
             return self.observe();
         };
-        if self.fall_back(&owner, &state) {
+        let cpus = self.s.assignments.cpus_of(&owner).cloned().unwrap_or_default();
+        let why = explain(&self.s.observed, path, &cpus);
+        if self.fall_back(&owner, &state, why.clone()) {
             return self.observe();
         }
         if self.admitting().as_ref() == Some(&owner) {
-            return self.finish(Err(AdmitError::PartitionRefused { path: path.clone(), state }));
+            let (path, why) = (path.clone(), why.map(Box::new));
+            return self.finish(Err(AdmitError::PartitionRefused { path, state, why }));
         }
         self.hold_off(path, CpusetFile::Partition);
-        self.report(FindingKind::PartitionRefused { owner, reason: state });
+        self.report(FindingKind::PartitionRefused { owner, reason: state, why });
+        self.observe();
+    }
+
+    /// The slice cannot be the partition that those below it need (see `plan::local`).
+    fn slice_refused(&mut self, state: &str) {
+        let path = self.s.settings.slice.clone();
+        let below = self.s.assignments.owners.iter();
+        let below = below.filter(|(_, a)| a.mode == Mode::Partition && a.cgroup.is_within(&path));
+        let below: Vec<Owner> = below.map(|(o, _)| o.clone()).collect();
+        let cpus = self.s.observed.cpuset(&path).map(|f| f.cpus.clone()).unwrap_or_default();
+        let why = explain(&self.s.observed, &path, &cpus);
+        let fell = below.iter().filter(|o| self.fall_back(o, state, why.clone())).count();
+        if fell > 0 {
+            self.s.progress.written.remove(&path);
+            return self.observe();
+        }
+        if self.admitting().is_some_and(|o| below.contains(&o)) {
+            let (state, why) = (state.to_owned(), why.map(Box::new));
+            return self.finish(Err(AdmitError::PartitionRefused { path, state, why }));
+        }
+        self.hold_off(&path, CpusetFile::Partition);
+        for owner in below {
+            let reason = format!("{path} above it reads {state:?}");
+            self.report(FindingKind::PartitionRefused { owner, reason, why: why.clone() });
+        }
         self.observe();
     }
 
@@ -428,14 +476,20 @@ impl Turn<'_> {
         let admitting = self
             .admitting()
             .filter(|o| self.s.assignments.owners.get(o).is_some_and(|a| a.cgroup.is_within(path)));
-        if let Step::Write { file: CpusetFile::Exclusive | CpusetFile::Partition, .. } = step {
+        // Without explicit lists `cpuset.cpus` is what a partition consists of.
+        let listed = |f: &CpusetFile| *f == CpusetFile::Cpus && self.s.facts.local_partitions();
+        let of_partition =
+            |f: &CpusetFile| matches!(f, CpusetFile::Exclusive | CpusetFile::Partition) || listed(f);
+        if let Step::Write { file, .. } = step
+            && of_partition(file)
+        {
             // Without the admission the lists above were as they should be, so it alone is concerned.
             let below = self.s.assignments.owners.iter().filter(|(_, a)| a.cgroup.is_within(path));
             let below: Vec<Owner> = match &admitting {
                 Some(owner) => vec![owner.clone()],
                 None => below.map(|(o, _)| o.clone()).collect(),
             };
-            if below.into_iter().filter(|o| self.fall_back(o, &error.to_string())).count() > 0 {
+            if below.into_iter().filter(|o| self.fall_back(o, &error.to_string(), None)).count() > 0 {
                 return None;
             }
         }
@@ -461,7 +515,7 @@ impl Turn<'_> {
     }
 
     /// From partition to member mode, where that was left to truepin.
-    fn fall_back(&mut self, owner: &Owner, reason: &str) -> bool {
+    fn fall_back(&mut self, owner: &Owner, reason: &str, why: Option<Explanation>) -> bool {
         let generation = self.next_generation();
         let Some(a) = self.s.assignments.owners.get_mut(owner) else { return false };
         if a.isolation != Isolation::Auto || a.mode != Mode::Partition {
@@ -478,7 +532,7 @@ impl Turn<'_> {
                 ),
             );
         }
-        self.report(FindingKind::FellBack { owner: owner.clone(), reason: reason.into() });
+        self.report(FindingKind::FellBack { owner: owner.clone(), reason: reason.into(), why });
         true
     }
 }
@@ -519,6 +573,7 @@ fn concerns(problem: &Problem, owner: &Owner, path: Option<&CgroupPath>) -> bool
         // It stands as it is, whoever asks.
         Problem::Reserved { .. } => false,
         Problem::PoolEmpty => true,
+        Problem::Crowded { path: p } => path.is_some_and(|mine| mine.parent() == p.parent()),
         Problem::Populated { path: p } => path.is_some_and(|mine| mine.is_within(p)),
     }
 }

@@ -5,6 +5,7 @@ use crate::{
     cgroup::{CgroupPath, CpusetFile},
     containers::ContainerId,
     cpuset::CpuSet,
+    explain::Explanation,
     observed::KernelError,
     owner::Owner,
     plan::{Problem, check::Broken},
@@ -94,6 +95,8 @@ pub enum FindingKind {
         owner: Owner,
         /// What the kernel said.
         reason: String,
+        /// What that means.
+        why: Option<Explanation>,
     },
     /// The kernel does not make a partition of it and the owner insists.
     PartitionRefused {
@@ -101,6 +104,8 @@ pub enum FindingKind {
         owner: Owner,
         /// What the kernel said.
         reason: String,
+        /// What that means.
+        why: Option<Explanation>,
     },
     /// Something that steps cannot mend.
     Problem(Problem),
@@ -168,6 +173,17 @@ impl FindingKind {
         }
     }
 
+    /// Why an owner's partition is none, where that is what was found.
+    #[must_use]
+    pub fn explanation(&self) -> Option<&Explanation> {
+        match self {
+            Self::Set(found) => found.fault.explanation(),
+            Self::FellBack { why, .. } | Self::PartitionRefused { why, .. } => why.as_ref(),
+            Self::NotAdmitted { error, .. } => error.explanation(),
+            _ => None,
+        }
+    }
+
     /// The writer, where there is one.
     #[must_use]
     pub fn writer(&self) -> Option<&Writer> {
@@ -190,6 +206,10 @@ impl fmt::Display for Writer {
 
 fn by(writer: Option<&Writer>) -> String {
     writer.map_or_else(|| "an unknown writer or the kernel".into(), ToString::to_string)
+}
+
+fn because(why: Option<&Explanation>) -> String {
+    why.map(|w| format!(": {w}")).unwrap_or_default()
 }
 
 impl fmt::Display for FindingKind {
@@ -217,11 +237,13 @@ impl fmt::Display for FindingKind {
             Self::Unresolved { id, path } => {
                 write!(f, "container {id} in {path}: its name could not be found out, so it is nobody's")
             }
-            Self::FellBack { owner, reason } => {
-                write!(f, "{owner}: no partition could be had ({reason}); enforced as member instead")
+            Self::FellBack { owner, reason, why } => {
+                write!(f, "{owner}: no partition could be had ({reason}{}); ", because(why.as_ref()))?;
+                f.write_str("enforced as member instead")
             }
-            Self::PartitionRefused { owner, reason } => {
-                write!(f, "{owner}: the kernel does not honour the partition ({reason})")
+            Self::PartitionRefused { owner, reason, why } => {
+                let because = because(why.as_ref());
+                write!(f, "{owner}: the kernel does not honour the partition ({reason}{because})")
             }
             Self::Problem(problem) => problem.fmt(f),
             Self::StepFailed(error) => error.fmt(f),

@@ -9,6 +9,7 @@ use crate::{
     checkpoint::Checkpoint,
     containers::ContainerId,
     cpuset::CpuSet,
+    explain::Explanation,
     ledger::{Departure, Watched},
     observed::{KernelError, Observed, Scope},
     owner::Owner,
@@ -211,16 +212,26 @@ pub enum AdmitError {
     Path(#[from] crate::cgroup::PathError),
     /// Asked for partitions on a kernel without them.
     #[error(
-        "this kernel has no cpuset.cpus.exclusive, so a partition cannot be had below the root; use --isolation member"
+        "this kernel has no cpuset.cpus.exclusive, so a partition cannot be had here; use --isolation member"
     )]
     NoPartitions,
+    /// Asked for a partition of somebody else's cgroup where those can only be had below one.
+    #[error(
+        "this kernel has no cpuset.cpus.exclusive: a partition can be had for what `truepin run` starts, and not for {owner}, because the cgroup above that would have to be one; use --isolation member"
+    )]
+    OnlyOwn {
+        /// The owner.
+        owner: Owner,
+    },
     /// The kernel took the writes and made no partition of it.
-    #[error("the kernel did not make {path} a partition: it reads {state:?}")]
+    #[error("the kernel did not make {path} a partition: it reads {state:?}{}", why.as_ref().map(|w| format!(": {w}")).unwrap_or_default())]
     PartitionRefused {
         /// The cgroup.
         path: CgroupPath,
         /// `cpuset.cpus.partition`
         state: String,
+        /// What that means.
+        why: Option<Box<Explanation>>,
     },
     /// A command runs there already, and would share the CPUs with a second one.
     #[error("{owner} is held by another command; choose another name, or release it")]
@@ -262,4 +273,15 @@ pub enum AdmitError {
     /// The plan did not come to an end.
     #[error("the cgroups did not become as wanted: {0}")]
     Stuck(String),
+}
+
+impl AdmitError {
+    /// Why the kernel made no partition of it.
+    #[must_use]
+    pub fn explanation(&self) -> Option<&Explanation> {
+        match self {
+            Self::PartitionRefused { why, .. } => why.as_deref(),
+            _ => None,
+        }
+    }
 }

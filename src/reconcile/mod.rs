@@ -47,9 +47,11 @@ use crate::{
     checkpoint::{self, Checkpoint, Extra},
     containers::{ContainerId, ContainerMap},
     cpuset::CpuSet,
+    explain::{Explanation, explain},
     ledger::{Departure, Watched},
     observed::Observed,
     owner::Owner,
+    partition::{PartitionKind, PartitionState},
     placement::{Chooser, Scope, Strategy},
     plan::{self, Desired, Problem, Role},
     request::Isolation,
@@ -90,6 +92,14 @@ pub struct Settings {
     pub tolerance: Tolerance,
 }
 
+impl KernelFacts {
+    /// Whether partitions exist, and only below other partitions.
+    #[must_use]
+    pub fn local_partitions(&self) -> bool {
+        self.partition && !self.exclusive
+    }
+}
+
 impl Settings {
     /// The mode of an owner that is not served yet.
     #[must_use]
@@ -110,6 +120,9 @@ pub struct KernelFacts {
     pub cpuset: bool,
     /// `cpuset.cpus.exclusive` exists, so remote partitions do.
     pub exclusive: bool,
+    /// `cpuset.cpus.partition` exists. Without `exclusive` partitions are local: a cgroup takes its CPUs from the one
+    /// above, which has to be a partition itself.
+    pub partition: bool,
     /// An empty `cpuset.cpus` on a populated cgroup was refused.
     pub empty_refused: bool,
     /// The eBPF programs are loaded.
@@ -185,6 +198,8 @@ enum Pending {
         owner: Owner,
         /// It was not in the table before: if this fails it goes again.
         fresh: bool,
+        /// What it was before it became another kind of partition: if this fails it is that again.
+        before: Option<Box<(Assignment, Runtime)>>,
     },
     /// The owner is out of the table again; answered when the kernel shows nothing of it any more.
     Refusing {
@@ -436,9 +451,11 @@ impl State {
             empty_refused: self.facts.empty_refused,
             teardown: self.teardown,
             blocked,
+            local: !self.facts.exclusive,
             ..Desired::of(&self.settings.slice, &self.assignments, &self.online)
         };
         desired.pool = desired.pool.difference(&plan::foreign(&desired, &self.observed, None));
+        desired.house_leftovers(&self.observed);
         desired
     }
 
@@ -557,7 +574,11 @@ impl State {
                 faults: ended().flat_map(|e| e.faults.iter().cloned()).collect(),
                 gaps: ended().map(|e| e.why.clone()).chain(unread.map(|(why, _)| why.clone())).collect(),
             },
-            kthread_budget_ns_per_s: self.settings.kthread_budget_ns_per_s,
+            // The kernel moves them off an isolated partition's CPUs, so none has business there.
+            kthread_budget_ns_per_s: match a.kind() {
+                PartitionKind::Isolated => 0,
+                PartitionKind::Root | PartitionKind::Member => self.settings.kthread_budget_ns_per_s,
+            },
         };
         let faults: Vec<SetFinding> = runtime
             .faults
@@ -574,14 +595,34 @@ impl State {
         self.observed.cgroups.iter().find(|(_, c)| c.id == id).map(|(p, _)| p)
     }
 
-    /// The mode that a request gets on this kernel.
-    fn resolve(&self, isolation: Isolation) -> Result<(Isolation, Mode), AdmitError> {
+    /// The mode that a request gets on this kernel, in a cgroup that truepin makes (`own`) or in somebody else's.
+    fn resolve(
+        &self,
+        owner: &Owner,
+        isolation: Isolation,
+        own: bool,
+    ) -> Result<(Isolation, Mode), AdmitError> {
         let asked = if isolation == Isolation::Auto { self.settings.isolation } else { isolation };
+        // A local partition needs one above it, and truepin makes one of its own slice only, at the top.
+        let local = self.facts.local_partitions() && self.settings.slice.level() == 1;
+        let can = self.facts.exclusive || local && own;
         match asked {
             Isolation::Member => Ok((asked, Mode::Member)),
-            Isolation::Partition if !self.facts.exclusive => Err(AdmitError::NoPartitions),
-            Isolation::Auto if !self.facts.exclusive => Ok((asked, Mode::Member)),
-            Isolation::Partition | Isolation::Auto => Ok((asked, Mode::Partition)),
+            Isolation::Auto if !can => Ok((asked, Mode::Member)),
+            _ if can => Ok((asked, Mode::Partition)),
+            _ if local => Err(AdmitError::OnlyOwn { owner: owner.clone() }),
+            _ => Err(AdmitError::NoPartitions),
         }
+    }
+
+    /// Owners that should have a partition and have none, as last read, and why.
+    #[must_use]
+    pub fn broken_partitions(&self) -> Vec<(Owner, PartitionState, Explanation)> {
+        let one = |(owner, a): (&Owner, &Assignment)| {
+            let state = self.observed.cpuset(&a.cgroup)?.partition.clone()?;
+            let why = explain(&self.observed, &a.cgroup, &a.cpus)?;
+            (a.mode == Mode::Partition).then(|| (owner.clone(), state, why))
+        };
+        self.assignments.owners.iter().filter_map(one).collect()
     }
 }

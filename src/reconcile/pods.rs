@@ -150,7 +150,7 @@ impl Turn<'_> {
         if let Some(uid) = uid_of(owner) {
             self.s.sources.admitted(uid);
         }
-        let (isolation, mode) = self.s.resolve(Isolation::Auto)?;
+        let (isolation, mode) = self.s.resolve(owner, Isolation::Auto, false)?;
         let promise = Promise {
             cpus: cpus.clone(),
             mode,
@@ -188,7 +188,7 @@ impl Turn<'_> {
                 sets.push((owner.clone(), held));
                 continue;
             }
-            let (isolation, mode) = self.s.resolve(request.isolation)?;
+            let (isolation, mode) = self.s.resolve(owner, request.isolation, false)?;
             let (cpus, reason, memory) = self.place(request, None, &within)?;
             let generation = self.next_generation();
             let promise = Promise {
@@ -270,7 +270,7 @@ impl Turn<'_> {
             self.out.push(Effect::Reply(ticket, Answer::Noted));
             return self.save_what_is_known();
         }
-        self.s.pending = Some(Pending::Admission { ticket, owner, fresh: false });
+        self.s.pending = Some(Pending::Admission { ticket, owner, fresh: false, before: None });
         self.afresh();
         self.look();
     }

@@ -36,6 +36,8 @@ impl Turn<'_> {
         match admitted {
             Ok((cgroup, reserved)) => {
                 let owner = request.owner.clone();
+                let turned = reserved == Reserved::Unchanged && !self.s.settings.audit;
+                let before = turned.then(|| self.turn(&owner, request.isolation)).flatten();
                 let fresh =
                     Runtime { seen: *home != Home::New && !self.s.settings.audit, ..Runtime::default() };
                 self.s.runtime.entry(owner.clone()).or_insert(fresh);
@@ -46,7 +48,7 @@ impl Turn<'_> {
                     // What an owner of the same name came to is not this one's.
                     self.s.concluded.retain(|(o, _)| *o != owner);
                 }
-                self.s.pending = Some(Pending::Admission { ticket, owner, fresh });
+                self.s.pending = Some(Pending::Admission { ticket, owner, fresh, before });
                 self.afresh();
                 self.s.teardown &= !fresh;
                 self.look();
@@ -85,8 +87,10 @@ impl Turn<'_> {
         if let Some(held) = self.s.assignments.owners.get(&request.owner) {
             let fits = exactly.as_ref().map_or(held.cpus.len() == request.cpus as usize, |e| *e == held.cpus);
             let memory = exactly.is_some() || held.memory.values().sum::<u64>() == request.memory;
-            let as_asked =
-                audit || matches!(request.isolation, Isolation::Auto) || request.isolation == held.isolation;
+            let as_asked = audit
+                || matches!(request.isolation, Isolation::Auto)
+                || request.isolation == held.isolation
+                || held.mode == Mode::Partition && request.isolation != Isolation::Member;
             if held.cgroup == cgroup && fits && memory && as_asked {
                 return Ok((cgroup, Reserved::Unchanged));
             }
@@ -95,8 +99,11 @@ impl Turn<'_> {
                 return Err(ReserveError::Differs { owner, held }.into());
             }
         }
-        let (isolation, mode) =
-            if audit { (request.isolation, Mode::Audit) } else { self.s.resolve(request.isolation)? };
+        let (isolation, mode) = if audit {
+            (request.isolation, Mode::Audit)
+        } else {
+            self.s.resolve(&request.owner, request.isolation, *home == Home::New)?
+        };
         // Other managers' partitions are neither free nor pool.
         let foreign = plan::foreign(&self.s.desired(), &self.s.observed, Some(&cgroup));
         let (cpus, reason, memory) = if let Some(cpus) = exactly {
@@ -127,6 +134,29 @@ impl Turn<'_> {
             self.s.assignments.reserve(&request.owner, assignment, &online)?
         };
         Ok((cgroup, reserved))
+    }
+
+    /// A partition becomes one of the other kind: its CPUs and its tasks stay. Returns what it was, when it was something
+    /// else.
+    fn turn(&mut self, owner: &Owner, isolation: Isolation) -> Option<Box<(Assignment, Runtime)>> {
+        let held = self.s.assignments.owners.get(owner)?.clone();
+        if isolation == Isolation::Auto || isolation == held.isolation {
+            return None;
+        }
+        let runtime = self.s.runtime.get(owner).cloned().unwrap_or_default();
+        let generation = self.next_generation();
+        let a = self.s.assignments.owners.get_mut(owner)?;
+        a.isolation = isolation;
+        if a.kind() != held.kind() {
+            a.generation = generation;
+            let at = self.now;
+            let why =
+                format!("it became {} within the interval: what ran until then is not judged", a.kind());
+            if let Some(r) = self.s.runtime.get_mut(owner) {
+                r.end(at, why);
+            }
+        }
+        Some(Box::new((held, runtime)))
     }
 
     /// CPUs for `request`, and why these. `adopted`: the cgroup that is to be the owner's.

@@ -137,8 +137,8 @@ impl Turn<'_> {
                 };
                 self.out.push(Effect::Reply(ticket, answer));
             }
-            (Some(Pending::Admission { ticket, owner, fresh }), Err(error)) => {
-                self.forget_admission(&owner, fresh);
+            (Some(Pending::Admission { ticket, owner, fresh, before }), Err(error)) => {
+                self.forget_admission(&owner, fresh, before);
                 let error = Box::new(error);
                 self.s.pending = Some(Pending::Refusing { ticket, owner, error });
                 return self.look();

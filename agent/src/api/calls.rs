@@ -1,8 +1,8 @@
 //! Questions and answers as data, and how an engine answers them.
 
 use super::documents::{
-    AdoptedDoc, CostDoc, FindingDoc, FindingsDoc, KernelDoc, NotedDoc, OwnerDoc, OwnersDoc, PodDoc, PoolsDoc,
-    ProblemDoc, RecordDoc, ReleasedDoc, SetDoc, StatusDoc, VerdictDoc, VerdictsDoc,
+    AdoptedDoc, BrokenDoc, CostDoc, FindingDoc, FindingsDoc, KernelDoc, NotedDoc, OwnerDoc, OwnersDoc,
+    PodDoc, PoolsDoc, ProblemDoc, RecordDoc, ReleasedDoc, SetDoc, StatusDoc, VerdictDoc, VerdictsDoc,
 };
 use crate::{engine::Engine, procfs, store::chain, sysfs};
 use serde::{Deserialize, Serialize};
@@ -10,6 +10,7 @@ use serde_json::Value;
 use std::{collections::BTreeMap, sync::Arc};
 use truepin::{
     CgroupPath, CpuSet, NodeSet, Owner,
+    assignments::Assignment,
     containers::ContainerId,
     pod::Pod,
     reconcile::{AdmitError, Answer, Event, Home},
@@ -358,9 +359,13 @@ fn verdict_doc(engine: &Engine, v: &Verdict) -> VerdictDoc {
 fn owners(engine: &mut Engine, about: &About) -> Result<OwnersDoc, Box<ProblemDoc>> {
     let now = base(engine)?;
     let state = &engine.state;
-    let one = |(owner, a): (&Owner, &truepin::assignments::Assignment)| {
+    let broken = state.broken_partitions();
+    let one = |(owner, a): (&Owner, &Assignment)| {
         let verdict = state.verdict(owner, None, &now);
-        OwnerDoc::new(owner, a, state.topology.nodes_of(&a.cpus), verdict.as_ref())
+        let document = OwnerDoc::new(owner, a, state.topology.nodes_of(&a.cpus), verdict.as_ref());
+        let broken = broken.iter().find(|(o, _, _)| o == owner);
+        let broken = broken.map(|(_, s, e)| BrokenDoc { state: s.to_string(), explanation: e.into() });
+        OwnerDoc { broken, ..document }
     };
     let mut owners: Vec<OwnerDoc> = state.assignments.owners.iter().map(one).collect();
     let promised = state.assignments.promised.iter();
@@ -378,6 +383,8 @@ fn owners(engine: &mut Engine, about: &About) -> Result<OwnersDoc, Box<ProblemDo
         memory: BTreeMap::new(),
         verdict: Some(Judgement::Inconclusive),
         verdict_reason: Some(format!("declared, not assigned: {}", u.why)),
+        broken: None,
+        warnings: Vec::new(),
     }));
     owners.sort_by(|a, b| a.owner.cmp(&b.owner));
     Ok(OwnersDoc { schema: "truepin.owners/1".into(), owners })
@@ -426,12 +433,15 @@ fn refused(error: &AdmitError) -> Box<ProblemDoc> {
         | AdmitError::TooDeep { .. }
         | AdmitError::OwnSlice { .. }
         | AdmitError::NoSuchCpus { .. } => (422, "usage", None),
-        AdmitError::NoPartitions | AdmitError::PartitionRefused { .. } => {
+        AdmitError::NoPartitions | AdmitError::OnlyOwn { .. } | AdmitError::PartitionRefused { .. } => {
             (409, "refused", Some("use --isolation member or auto"))
         }
         AdmitError::NotDurable(_) | AdmitError::Kernel(_) | AdmitError::Stuck(_) => (503, "failed", None),
     };
     let mut p = problem(status, title, chain(error), hint);
+    if let Some(why) = error.explanation() {
+        p.hint = Some(format!("{}; or use --isolation member or auto", why.remedy()));
+    }
     if let AdmitError::Placement(refusal) = error {
         p.refusal = serde_json::to_value(refusal).ok();
     }
@@ -468,6 +478,11 @@ fn status(engine: &Engine, about: &About) -> StatusDoc {
         *owners.entry(a.mode.name().to_owned()).or_insert(0) += 1;
     }
     let unmet = about.unmet.iter().map(|u| format!("{} is declared and not assigned: {}", u.owner, u.why));
+    let broken = state.broken_partitions().into_iter().map(|(owner, at, why)| {
+        format!("{owner}: its partition reads {:?}: {why}; remedy: {}", at.to_string(), why.remedy())
+    });
+    let warning = |(owner, a): (&Owner, &Assignment)| Some(format!("{owner}: {}", a.warning()?));
+    let warnings = table.owners.iter().filter_map(warning).collect();
     let findings: Vec<FindingDoc> = state.findings().map(FindingDoc::from).collect();
     StatusDoc {
         schema: "truepin.status/1".into(),
@@ -482,6 +497,7 @@ fn status(engine: &Engine, about: &About) -> StatusDoc {
             cgroup_root: engine.kernel.mount().root.display().to_string(),
             cpuset: state.facts.cpuset,
             partitions: state.facts.exclusive,
+            local_partitions: state.facts.local_partitions(),
             empty_write_refused: state.facts.empty_refused,
             bpf: state.facts.bpf,
             notify: engine.watch.is_some(),
@@ -502,7 +518,8 @@ fn status(engine: &Engine, about: &About) -> StatusDoc {
             quarantined: s.quarantined(),
         }),
         owners,
-        problems: state.problems().map(ToString::to_string).chain(unmet).collect(),
+        problems: state.problems().map(ToString::to_string).chain(broken).chain(unmet).collect(),
+        warnings,
         findings: findings.into_iter().rev().take(20).rev().collect(),
         cost: cost(about),
     }

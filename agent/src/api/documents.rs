@@ -10,6 +10,7 @@ use std::{
 use truepin::{
     CgroupId, CpuSet, NodeId, NodeSet, Owner,
     assignments::{Assignment, Mode, Promise},
+    explain::Explanation,
     ledger::{ClassTimes, Intruder, IntruderKind},
     reconcile::{Finding, Writer},
     request::Isolation,
@@ -25,6 +26,39 @@ pub fn rfc3339(wall_ns: u64) -> String {
 /// A monotonic time as an instant, by the difference that `at` shows between the clocks.
 fn wall(at: Instant, mono_ns: u64) -> String {
     rfc3339(at.wall_ns.saturating_sub(at.mono_ns).saturating_add(mono_ns))
+}
+
+/// Why a partition is none.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExplanationDoc {
+    /// A short word for the kernel's reason.
+    pub cause: String,
+    /// In plain words, with the cgroups that are seen to be the reason.
+    pub text: String,
+    /// What to do where truepin's own repair does not help, or it happens again.
+    pub remedy: String,
+    /// Those cgroups.
+    pub cgroups: Vec<String>,
+}
+
+impl From<&Explanation> for ExplanationDoc {
+    fn from(e: &Explanation) -> Self {
+        Self {
+            cause: e.cause.name().into(),
+            text: e.to_string(),
+            remedy: e.remedy(),
+            cgroups: e.culprits.iter().filter_map(|c| c.path()).map(ToString::to_string).collect(),
+        }
+    }
+}
+
+/// A partition that the kernel does not honour at present.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BrokenDoc {
+    /// `cpuset.cpus.partition` as read.
+    pub state: String,
+    /// Why.
+    pub explanation: ExplanationDoc,
 }
 
 /// `truepin.owner/1`
@@ -55,6 +89,12 @@ pub struct OwnerDoc {
     pub verdict: Option<Judgement>,
     /// The verdict's first reason.
     pub verdict_reason: Option<String>,
+    /// Its partition, where it should have one and the kernel does not honour it.
+    #[serde(default)]
+    pub broken: Option<BrokenDoc>,
+    /// What its user should know.
+    #[serde(default)]
+    pub warnings: Vec<String>,
 }
 
 impl OwnerDoc {
@@ -74,6 +114,8 @@ impl OwnerDoc {
             memory: a.memory.clone(),
             verdict: verdict.map(|v| v.judgement),
             verdict_reason: verdict.and_then(|v| v.reasons.first().cloned()),
+            broken: None,
+            warnings: a.warning().map(Into::into).into_iter().collect(),
         }
     }
 
@@ -94,6 +136,8 @@ impl OwnerDoc {
             memory: BTreeMap::new(),
             verdict: None,
             verdict_reason: Some(format!("{waits}; {}", p.reason)),
+            broken: None,
+            warnings: Vec::new(),
         }
     }
 }
@@ -311,6 +355,9 @@ pub struct FindingDoc {
     pub kind: String,
     /// A sentence.
     pub text: String,
+    /// Why, for a partition that was lost or cannot be had.
+    #[serde(default)]
+    pub explanation: Option<ExplanationDoc>,
     /// Who did it, where that is known.
     pub writer: Option<WriterDoc>,
     /// When it was mended.
@@ -325,6 +372,7 @@ impl From<&Finding> for FindingDoc {
             at: rfc3339(f.at.wall_ns),
             kind: f.kind.name().into(),
             text: f.kind.to_string(),
+            explanation: f.kind.explanation().map(ExplanationDoc::from),
             writer: f.kind.writer().map(WriterDoc::from),
             mended: f.mended.map(|m| rfc3339(m.wall_ns)),
         }
@@ -352,6 +400,9 @@ pub struct KernelDoc {
     pub cpuset: bool,
     /// Remote partitions: `cpuset.cpus.exclusive` exists.
     pub partitions: bool,
+    /// Partitions exist without that file: for what truepin starts alone.
+    #[serde(default)]
+    pub local_partitions: bool,
     /// An empty `cpuset.cpus` on a populated cgroup was refused; false when that was not met.
     pub empty_write_refused: bool,
     /// The eBPF programs are attached.
@@ -416,6 +467,9 @@ pub struct StatusDoc {
     pub owners: BTreeMap<String, u32>,
     /// Problems in force.
     pub problems: Vec<String>,
+    /// What users of owners should know.
+    #[serde(default)]
+    pub warnings: Vec<String>,
     /// The newest findings, newest last.
     pub findings: Vec<FindingDoc>,
     /// What it costs.

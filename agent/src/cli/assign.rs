@@ -15,6 +15,7 @@ use crate::{
     paths::Paths,
 };
 use clap::Args;
+use std::io::Write;
 use truepin::{CgroupPath, Owner};
 
 #[derive(Debug, Args)]
@@ -60,11 +61,20 @@ pub(super) fn assign(args: &AssignArgs, paths: &Paths) -> Result<u8, Failure> {
     let mut admission = admission(args.owner.clone(), &args.wanted);
     admission.cgroup = Some(args.cgroup.clone());
     let owner: OwnerDoc = ask(paths, &Call::Admit(Box::new(admission)))?;
+    warn(&owner);
     match args.format.output {
         Output::Json => json(&owner)?,
         Output::Table => print(&list::owners(std::slice::from_ref(&owner)))?,
     }
     Ok(0)
+}
+
+/// What the user should know, on stderr.
+pub(super) fn warn(owner: &OwnerDoc) {
+    let mut err = anstream::stderr().lock();
+    for warning in &owner.warnings {
+        let _ = writeln!(err, "truepin: warning: {}: {warning}", owner.owner);
+    }
 }
 
 pub(super) fn release(args: &ReleaseArgs, paths: &Paths) -> Result<u8, Failure> {

@@ -13,6 +13,7 @@ use crate::{
     },
     paths::Paths,
 };
+use truepin::{assignments::Mode, request::Isolation};
 
 pub(super) fn list(format: Format, paths: &Paths) -> Result<u8, Failure> {
     let document: OwnersDoc = ask(paths, &Call::Owners)?;
@@ -24,6 +25,14 @@ pub(super) fn list(format: Format, paths: &Paths) -> Result<u8, Failure> {
     Ok(0)
 }
 
+/// The mode in force, and what kind of partition where that is not the usual one.
+fn mode(o: &OwnerDoc) -> String {
+    match (o.mode, o.isolation) {
+        (Mode::Partition, Isolation::Isolated) => "partition, isolated".into(),
+        (mode, _) => mode.name().into(),
+    }
+}
+
 /// A row for each owner.
 pub(super) fn owners(owners: &[OwnerDoc]) -> String {
     let row = |o: &OwnerDoc| {
@@ -31,7 +40,7 @@ pub(super) fn owners(owners: &[OwnerDoc]) -> String {
             Cell::from(&o.owner),
             Cell::from(&o.cpus),
             Cell::from(&o.nodes),
-            Cell::from(o.mode.name()),
+            Cell::from(mode(o)),
             judgement(o.verdict),
             Cell::from(o.verdict_reason.as_ref().unwrap_or(&o.reason)),
         ]

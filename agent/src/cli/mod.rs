@@ -138,7 +138,11 @@ impl From<Numa> for AlignmentPolicy {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Isolate {
+    /// A cpuset partition: the kernel keeps others out
     Partition,
+    /// A partition without load balancing inside: threads stack on one CPU unless each pins itself
+    Isolated,
+    /// Disjoint cpuset.cpus everywhere: others are seen, not kept out
     Member,
 }
 
@@ -198,6 +202,7 @@ impl Wanted {
         match self.isolation {
             None => Isolation::Auto,
             Some(Isolate::Partition) => Isolation::Partition,
+            Some(Isolate::Isolated) => Isolation::Isolated,
             Some(Isolate::Member) => Isolation::Member,
         }
     }

@@ -111,6 +111,7 @@ fn try_run(args: &RunArgs, paths: &Paths) -> Result<u8, Failure> {
     };
     // Whatever happens from here on, the owner is released and an embedded agent is ended.
     let ran = serde_json::from_value::<OwnerDoc>(assigned).map_err(Failure::from).and_then(|assigned| {
+        assign::warn(&assigned);
         tracing::info!(
             "{owner} has CPUs {} ({}), mode {}",
             assigned.cpus,

@@ -54,10 +54,11 @@ fn text(s: &StatusDoc) -> String {
         ("cpusets", has(k.cpuset, "on cgroup v2", "not on cgroup v2: sets are not swept")),
         (
             "isolation",
-            match (k.cpuset, k.partitions) {
-                (true, true) => "partitions (cpuset.cpus.exclusive); the kernel keeps others out".into(),
-                (true, false) => "members only: others are seen, not kept out".into(),
-                (false, _) => "none".into(),
+            match (k.cpuset, k.partitions, k.local_partitions) {
+                (true, true, _) => "partitions (cpuset.cpus.exclusive); the kernel keeps others out".into(),
+                (true, false, true) => "no cpuset.cpus.exclusive: partitions for what truepin starts, members elsewhere (others are seen, not kept out)".into(),
+                (true, false, false) => "members only: others are seen, not kept out".into(),
+                (false, ..) => "none".into(),
             },
         ),
         ("evidence", has(k.bpf, "eBPF ledger and departures", "none: verdicts are inconclusive")),
@@ -101,9 +102,15 @@ fn text(s: &StatusDoc) -> String {
     for problem in &s.problems {
         let _ = writeln!(text, "problem    {problem}");
     }
+    for warning in &s.warnings {
+        let _ = writeln!(text, "warning    {warning}");
+    }
     for f in &s.findings {
         let mended = if f.mended.is_some() { " [mended]" } else { "" };
         let _ = writeln!(text, "finding {:>2} {} {}: {}{mended}", f.id, f.at, f.kind, f.text);
+        if let Some(why) = &f.explanation {
+            let _ = writeln!(text, "  remedy   {}", why.remedy);
+        }
     }
     text
 }

@@ -377,7 +377,8 @@ fn pods(rng: &mut Rng, sim: &Sim) -> Op {
 }
 
 fn isolation(rng: &mut Rng) -> Isolation {
-    [Isolation::Auto, Isolation::Auto, Isolation::Partition, Isolation::Member][rng.below(4)]
+    let four = [Isolation::Auto, Isolation::Auto, Isolation::Partition, Isolation::Member];
+    if rng.chance(15) { Isolation::Isolated } else { four[rng.below(4)] }
 }
 
 fn count(rng: &mut Rng) -> u32 {

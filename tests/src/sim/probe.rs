@@ -24,6 +24,8 @@ pub struct Script {
     pub now_ns: u64,
     /// Foreign time to book on a CPU, cumulative.
     pub foreign_ns: BTreeMap<CpuId, u64>,
+    /// Time of kernel threads that could run elsewhere to book on a CPU, cumulative.
+    pub kthread_ns: BTreeMap<CpuId, u64>,
     /// Departures to count for a cgroup, cumulative.
     pub departures: BTreeMap<CgroupId, u64>,
     /// Every call fails.
@@ -47,7 +49,9 @@ impl Script {
     fn times(&self, epoch: &Epoch, cpu: CpuId) -> ClassTimes {
         let elapsed = self.now_ns.saturating_sub(epoch.from_ns);
         let foreign_ns = self.foreign_ns.get(&cpu).copied().unwrap_or(0).min(elapsed);
-        ClassTimes { owner_ns: elapsed - foreign_ns, foreign_ns, ..ClassTimes::default() }
+        let kthread_unbound_ns = self.kthread_ns.get(&cpu).copied().unwrap_or(0).min(elapsed - foreign_ns);
+        let owner_ns = elapsed - foreign_ns - kthread_unbound_ns;
+        ClassTimes { owner_ns, foreign_ns, kthread_unbound_ns, ..ClassTimes::default() }
     }
 
     fn refuse(&self, operation: &str) -> Result<(), ProbeError> {

@@ -1,0 +1,555 @@
+//! Why a cgroup is not the partition that it should be, and who made it so.
+//!
+//! Problem: the kernel says little (up to 6.18 an overlap gives no reason at all), and never whose file it is. An operator
+//! needs the cgroup, the file and the CPUs, and what to do.
+//! Steps: the kernel's words are classified ([`Cause`]); then the reading of the tree is searched for what can have that
+//! cause. What is there no more cannot be found: then only the cause is told, and that it does not heal by itself.
+//! Nothing is decided by any of this: a partition that is not one is made anew, whatever the reason.
+
+use crate::{
+    cgroup::{CgroupPath, CpusetFile},
+    cpuset::CpuSet,
+    observed::{CpusetObserved, Observed},
+    partition::{Cause, PartitionKind, PartitionState},
+};
+use std::fmt;
+
+/// What is seen to be the reason.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Culprit {
+    /// A cgroup beside it lists the CPUs.
+    Lists {
+        /// Which.
+        path: CgroupPath,
+        /// `cpuset.cpus` or `cpuset.cpus.exclusive`
+        file: CpusetFile,
+        /// Those that both list.
+        cpus: CpuSet,
+    },
+    /// A partition beside it has the CPUs.
+    Holds {
+        /// Which.
+        path: CgroupPath,
+        /// Those that both want.
+        cpus: CpuSet,
+    },
+    /// A cgroup above it does not list the CPUs in `cpuset.cpus.exclusive`.
+    Lacks {
+        /// Which.
+        path: CgroupPath,
+        /// Those that are missing.
+        cpus: CpuSet,
+    },
+    /// A cgroup above it stands as it must not.
+    Above {
+        /// Which.
+        path: CgroupPath,
+        /// `cpuset.cpus.partition`
+        state: PartitionState,
+    },
+    /// A cgroup above it does not enable the controller for its children.
+    Withdrawn {
+        /// Which.
+        path: CgroupPath,
+    },
+    /// One of its own lists lacks the CPUs.
+    Own {
+        /// Which.
+        file: CpusetFile,
+        /// What it holds.
+        lists: CpuSet,
+    },
+    /// None of its CPUs is online.
+    Offline {
+        /// Its CPUs.
+        cpus: CpuSet,
+    },
+    /// A partition below it.
+    Below {
+        /// Which.
+        path: CgroupPath,
+    },
+}
+
+/// Why, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Explanation {
+    /// As the kernel has it.
+    pub cause: Cause,
+    /// What is seen to have caused it, nearest to the root first; none where nothing shows any more.
+    pub culprits: Vec<Culprit>,
+}
+
+impl Culprit {
+    /// The cgroup whose files it is about; `None` for the partition's own.
+    #[must_use]
+    pub fn path(&self) -> Option<&CgroupPath> {
+        match self {
+            Self::Lists { path, .. }
+            | Self::Holds { path, .. }
+            | Self::Lacks { path, .. }
+            | Self::Above { path, .. }
+            | Self::Withdrawn { path }
+            | Self::Below { path } => Some(path),
+            Self::Own { .. } | Self::Offline { .. } => None,
+        }
+    }
+
+    fn remedy(&self) -> String {
+        match self {
+            Self::Lists { path, file, cpus } => format!("take CPUs {cpus} out of {file} of {path}"),
+            Self::Holds { path, cpus } => {
+                format!(
+                    "write member into {} of {path}, or give it other CPUs than {cpus}",
+                    CpusetFile::Partition
+                )
+            }
+            Self::Lacks { path, cpus } => {
+                format!("add CPUs {cpus} to {} of {path} again", CpusetFile::Exclusive)
+            }
+            Self::Above { path, state } if state.is_partition() => {
+                format!("write member into {} of {path}", CpusetFile::Partition)
+            }
+            Self::Above { path, .. } => format!("make {path} a partition again"),
+            Self::Withdrawn { path } => {
+                let path = if path.is_root() { "the root cgroup".into() } else { path.to_string() };
+                format!(
+                    "write +cpuset into cgroup.subtree_control of {path}; under systemd keep a unit with AllowedCPUs= or Delegate=cpuset there"
+                )
+            }
+            Self::Own { file, .. } => format!("write its {file} again"),
+            Self::Offline { cpus } => format!("bring CPUs {cpus} online"),
+            Self::Below { path } => format!("write member into {} of {path}", CpusetFile::Partition),
+        }
+    }
+}
+
+impl fmt::Display for Culprit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lists { path, file, cpus } => write!(f, "cgroup {path} lists CPUs {cpus} in {file}"),
+            Self::Holds { path, cpus } => write!(f, "cgroup {path} is a partition that has CPUs {cpus}"),
+            Self::Lacks { path, cpus } => {
+                write!(f, "cgroup {path} above it does not list CPUs {cpus} in {}", CpusetFile::Exclusive)
+            }
+            Self::Above { path, state } => write!(f, "cgroup {path} above it reads {:?}", state.to_string()),
+            Self::Withdrawn { path } => {
+                write!(f, "cgroup {path} above it does not enable cpuset in cgroup.subtree_control")
+            }
+            Self::Own { file, lists } if lists.is_empty() => write!(f, "its own {file} is empty"),
+            Self::Own { file, lists } => write!(f, "its own {file} lists CPUs {lists}"),
+            Self::Offline { cpus } => write!(f, "all of its CPUs ({cpus}) are offline"),
+            Self::Below { path } => write!(f, "cgroup {path} below it is a partition"),
+        }
+    }
+}
+
+impl Explanation {
+    /// What to do. Truepin makes the partition anew by itself; this is for when that does not help, or it happens again.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        let named: Vec<String> = self.culprits.iter().map(Culprit::remedy).collect();
+        if named.is_empty() { self.cause.remedy().into() } else { named.join("; ") }
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.cause.fmt(f)?;
+        for (n, culprit) in self.culprits.iter().enumerate() {
+            write!(f, "{}{culprit}", if n == 0 { ": " } else { ", and " })?;
+        }
+        Ok(())
+    }
+}
+
+/// Why `path`, which is to be a partition of `cpus`, is none. `None` when it is one, or was not read. `observed` must have
+/// been read with the cgroups above `path` and their children.
+#[must_use]
+pub fn explain(observed: &Observed, path: &CgroupPath, cpus: &CpuSet) -> Option<Explanation> {
+    let cgroup = observed.cgroups.get(path)?;
+    let Some(files) = &cgroup.cpuset else {
+        let withdrawn = path.ancestors().into_iter().find(|up| {
+            // The topmost one: what is below it has no files to enable anything with.
+            observed.cgroups.get(up).is_some_and(|c| !c.enables_cpuset)
+        });
+        let culprits = withdrawn.map(|path| Culprit::Withdrawn { path }).into_iter().collect();
+        return Some(Explanation { cause: Cause::NoFiles, culprits });
+    };
+    let cause = files.partition.as_ref()?.cause()?;
+    let search = Search { observed, path, cpus, files };
+    let culprits = match &cause {
+        Cause::Bare => search.first(&[Search::beside, Search::offline, Search::above]),
+        Cause::BadList => search.first(&[Search::own, Search::above, Search::beside, Search::offline]),
+        // Said of one that has its CPUs from the root, too, when a list that it needs for that is gone.
+        Cause::ParentMember | Cause::ParentInvalid if files.exclusive.is_some() => {
+            search.first(&[Search::own, Search::above, Search::partition_above])
+        }
+        Cause::ParentInvalid | Cause::ParentMember => search.partition_above(),
+        Cause::NotExclusive => search.beside(),
+        // 7.2 says so of an overlap as well.
+        Cause::ParentStarves => search.first(&[Search::beside, Search::above]),
+        Cause::Hotplug => search.offline(),
+        Cause::NothingAsked => search.own(),
+        Cause::RemoteBelow => search.below(),
+        // A list above that shrinks ends a remote partition as a member (6.12 before 6.12.110).
+        Cause::Member => search.above(),
+        Cause::Housekeeping | Cause::NotPermitted | Cause::NoFiles => Vec::new(),
+        Cause::Unknown(_) => search.first(&[Search::beside, Search::above, Search::own, Search::offline]),
+    };
+    Some(Explanation { cause, culprits })
+}
+
+struct Search<'a> {
+    observed: &'a Observed,
+    path: &'a CgroupPath,
+    cpus: &'a CpuSet,
+    files: &'a CpusetObserved,
+}
+
+impl Search<'_> {
+    /// What the first of these searches finds that finds anything.
+    fn first(&self, searches: &[fn(&Self) -> Vec<Culprit>]) -> Vec<Culprit> {
+        searches.iter().map(|s| s(self)).find(|found| !found.is_empty()).unwrap_or_default()
+    }
+
+    /// Cgroups beside it that want the same CPUs.
+    fn beside(&self) -> Vec<Culprit> {
+        let Some(up) = self.path.parent() else { return Vec::new() };
+        let mut found = Vec::new();
+        for (path, cgroup) in self.observed.children(&up).filter(|(p, _)| *p != self.path) {
+            let Some(files) = &cgroup.cpuset else { continue };
+            let both = |set: &CpuSet| Some(set.intersection(self.cpus)).filter(|b| !b.is_empty());
+            let path = || path.clone();
+            if files.is_partition() {
+                let has = files.exclusive_effective.as_ref().unwrap_or(&files.cpus);
+                found.extend(both(has).map(|cpus| Culprit::Holds { path: path(), cpus }));
+                continue;
+            }
+            for (file, set) in
+                [(CpusetFile::Cpus, Some(&files.cpus)), (CpusetFile::Exclusive, files.exclusive.as_ref())]
+            {
+                found.extend(set.and_then(both).map(|cpus| Culprit::Lists { path: path(), file, cpus }));
+            }
+        }
+        found
+    }
+
+    /// Cgroups above it, the root aside, that keep the CPUs from it.
+    fn above(&self) -> Vec<Culprit> {
+        let mut found = Vec::new();
+        for path in self.path.ancestors().into_iter().filter(|p| !p.is_root()) {
+            let Some(files) = self.observed.cpuset(&path) else { continue };
+            // A partition on the way stands against one that takes its CPUs from the root.
+            let state = files.partition.as_ref().filter(|s| s.kind != PartitionKind::Member);
+            if let Some(state) = state.filter(|_| self.files.exclusive.is_some()) {
+                found.push(Culprit::Above { path: path.clone(), state: state.clone() });
+            }
+            let lacks = files.exclusive.as_ref().map(|e| self.cpus.difference(e)).unwrap_or_default();
+            if !lacks.is_empty() && state.is_none() {
+                found.push(Culprit::Lacks { path, cpus: lacks });
+            }
+        }
+        found
+    }
+
+    /// The cgroup above that is to hand CPUs down and does not, with what keeps it from that.
+    fn partition_above(&self) -> Vec<Culprit> {
+        for path in self.path.ancestors().into_iter().rev().filter(|p| !p.is_root()) {
+            let Some(files) = self.observed.cpuset(&path) else { continue };
+            let Some(state) = files.partition.clone().filter(|s| !s.is_partition()) else { continue };
+            let why = match state.kind {
+                PartitionKind::Member => Vec::new(),
+                _ => explain(self.observed, &path, &files.cpus).map_or(Vec::new(), |e| e.culprits),
+            };
+            return [Culprit::Above { path, state }].into_iter().chain(why).collect();
+        }
+        Vec::new()
+    }
+
+    /// Its own lists that lack the CPUs: the explicit one decides, and the other where that is empty.
+    fn own(&self) -> Vec<Culprit> {
+        let lacks = |set: &CpuSet| !self.cpus.is_subset(set);
+        let own = |file, lists: &CpuSet| Culprit::Own { file, lists: lists.clone() };
+        let explicit = self.files.exclusive.as_ref();
+        let mut found = Vec::new();
+        if explicit.is_none_or(CpuSet::is_empty) && lacks(&self.files.cpus) {
+            found.push(own(CpusetFile::Cpus, &self.files.cpus));
+        }
+        found.extend(explicit.filter(|e| lacks(e)).map(|e| own(CpusetFile::Exclusive, e)));
+        found
+    }
+
+    fn offline(&self) -> Vec<Culprit> {
+        let all = self.cpus.is_disjoint(&self.observed.online);
+        all.then(|| Culprit::Offline { cpus: self.cpus.clone() }).into_iter().collect()
+    }
+
+    fn below(&self) -> Vec<Culprit> {
+        let inside = self.observed.cgroups.iter().filter(|(p, _)| *p != self.path && p.is_within(self.path));
+        let partitions = inside.filter(|(_, c)| c.cpuset.as_ref().is_some_and(CpusetObserved::is_partition));
+        partitions.map(|(path, _)| Culprit::Below { path: path.clone() }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{cgroup::CgroupId, observed::CgroupKind, observed::CgroupObserved};
+
+    fn p(text: &str) -> CgroupPath {
+        text.parse().unwrap()
+    }
+
+    fn cpus(text: &str) -> CpuSet {
+        text.parse().unwrap()
+    }
+
+    /// A cgroup: path, `cpuset.cpus`, `cpuset.cpus.exclusive` (`None`: no such file), `cpuset.cpus.partition`.
+    type Line<'a> = (&'a str, &'a str, Option<&'a str>, &'a str);
+
+    fn tree(lines: &[Line<'_>]) -> Observed {
+        let mut observed = Observed { online: cpus("0-7"), ..Observed::default() };
+        for (n, (path, list, exclusive, state)) in
+            [("", "", Some(""), "member")].iter().chain(lines).enumerate()
+        {
+            let files = CpusetObserved {
+                cpus: cpus(list),
+                effective: cpus("0-7"),
+                exclusive: exclusive.map(cpus),
+                exclusive_effective: exclusive.map(cpus),
+                partition: (!path.is_empty()).then(|| state.parse().unwrap()),
+                ..CpusetObserved::default()
+            };
+            let cgroup = CgroupObserved {
+                id: CgroupId(n as u64 + 1),
+                cpuset: Some(files),
+                enables_cpuset: true,
+                populated: true,
+                has_processes: false,
+                kind: CgroupKind::Domain,
+            };
+            observed.cgroups.insert(p(path), cgroup);
+        }
+        observed
+    }
+
+    #[track_caller]
+    fn told(observed: &Observed, path: &str, set: &str) -> (Cause, String, String) {
+        let e = explain(observed, &p(path), &cpus(set)).unwrap();
+        assert!(e.to_string().starts_with(e.cause.explain()), "{e}");
+        (
+            e.cause.clone(),
+            e.culprits.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+            e.remedy(),
+        )
+    }
+
+    #[test]
+    fn every_reason_with_who_it_was() {
+        let slice: Line<'_> = ("t", "", Some("2-3"), "member");
+        let owner = |state| ("t/x", "2-3", Some("2-3"), state);
+        let bare = "root invalid";
+        let bad = "root invalid (Invalid cpu list in cpuset.cpus.exclusive)";
+        let empty = "root invalid (cpuset.cpus and cpuset.cpus.exclusive are empty)";
+        let starves = "isolated invalid (Parent unable to distribute cpu downstream)";
+        let not_exclusive = "root invalid (Cpu list in cpuset.cpus not exclusive)";
+        for (lines, cause, who, remedy) in [
+            (
+                vec![
+                    slice,
+                    owner(bare),
+                    ("t/y", "3-4", Some(""), "member"),
+                    ("a", "2-3", Some(""), "member"),
+                ],
+                Cause::Bare,
+                "cgroup /t/y lists CPUs 3 in cpuset.cpus",
+                "take CPUs 3 out of cpuset.cpus of /t/y",
+            ),
+            // The overlap is gone again: only the cause is known.
+            (
+                vec![slice, owner(bare)],
+                Cause::Bare,
+                "",
+                "removing the overlap alone brings no partition back",
+            ),
+            (
+                vec![("t", "", Some("2"), "member"), owner(bad)],
+                Cause::BadList,
+                "cgroup /t above it does not list CPUs 3 in cpuset.cpus.exclusive",
+                "add CPUs 3 to cpuset.cpus.exclusive of /t again",
+            ),
+            (
+                vec![slice, ("t/x", "2-3", Some(""), bad)],
+                Cause::BadList,
+                "its own cpuset.cpus.exclusive is empty",
+                "write its cpuset.cpus.exclusive again",
+            ),
+            (
+                vec![slice, owner(bad), ("t/y", "", Some("3,5"), "isolated")],
+                Cause::BadList,
+                "cgroup /t/y is a partition that has CPUs 3",
+                "write member into cpuset.cpus.partition of /t/y, or give it other CPUs than 3",
+            ),
+            (
+                vec![slice, owner(bad), ("t/y", "", Some("3,5"), "member")],
+                Cause::BadList,
+                "cgroup /t/y lists CPUs 3 in cpuset.cpus.exclusive",
+                "take CPUs 3 out of cpuset.cpus.exclusive of /t/y",
+            ),
+            // Somebody made a partition of what is above one that takes its CPUs from the root.
+            (
+                vec![("t", "2-5", Some("2-3"), "root"), owner(bad)],
+                Cause::BadList,
+                "cgroup /t above it reads \"root\"",
+                "write member into cpuset.cpus.partition of /t",
+            ),
+            (
+                vec![slice, owner(not_exclusive), ("t/y", "3", Some(""), "member")],
+                Cause::NotExclusive,
+                "cgroup /t/y lists CPUs 3 in cpuset.cpus",
+                "take CPUs 3 out of cpuset.cpus of /t/y",
+            ),
+            (
+                vec![slice, owner(starves), ("t/y", "2-3", Some(""), "member")],
+                Cause::ParentStarves,
+                "cgroup /t/y lists CPUs 2-3 in cpuset.cpus",
+                "take CPUs 2-3 out of cpuset.cpus of /t/y",
+            ),
+            (vec![slice, owner(starves)], Cause::ParentStarves, "", "leave the cgroup above a CPU"),
+            (
+                vec![slice, ("t/x", "", Some(""), empty)],
+                Cause::NothingAsked,
+                "its own cpuset.cpus is empty, its own cpuset.cpus.exclusive is empty",
+                "write its cpuset.cpus again; write its cpuset.cpus.exclusive again",
+            ),
+            (
+                vec![slice, owner("root invalid (partition config conflicts with housekeeping setup)")],
+                Cause::Housekeeping,
+                "",
+                "--isolation isolated",
+            ),
+            (
+                vec![slice, owner("root invalid (Enable partition not permitted)")],
+                Cause::NotPermitted,
+                "",
+                "CAP_SYS_ADMIN",
+            ),
+            (
+                vec![
+                    slice,
+                    owner("root invalid (Have remote partition underneath)"),
+                    ("t/x/in", "", Some("3"), "root"),
+                ],
+                Cause::RemoteBelow,
+                "cgroup /t/x/in below it is a partition",
+                "write member into cpuset.cpus.partition of /t/x/in",
+            ),
+            (vec![slice, owner("member")], Cause::Member, "", "who writes cpuset.cpus.partition"),
+            (
+                vec![("t", "", Some(""), "member"), owner("member")],
+                Cause::Member,
+                "cgroup /t above it does not list CPUs 2-3 in cpuset.cpus.exclusive",
+                "add CPUs 2-3 to cpuset.cpus.exclusive of /t again",
+            ),
+            (
+                vec![slice, owner("root invalid (No such luck)"), ("t/y", "3", Some(""), "member")],
+                Cause::Unknown("No such luck".into()),
+                "cgroup /t/y lists CPUs 3 in cpuset.cpus",
+                "take CPUs 3 out of cpuset.cpus of /t/y",
+            ),
+        ] {
+            let (got, named, what) = told(&tree(&lines), "t/x", "2-3");
+            assert_eq!((&got, named.as_str()), (&cause, who), "{lines:?}");
+            assert!(what.contains(remedy), "{what:?} lacks {remedy:?}");
+        }
+    }
+
+    #[test]
+    fn a_list_that_is_gone_sounds_like_a_parent_that_is_none() {
+        let said = "root invalid (Parent is not a partition root)";
+        let slice = |list| ("t", "", Some(list), "member");
+        for (lines, who) in [
+            ([slice("2-3"), ("t/x", "2-3", Some(""), said)], "its own cpuset.cpus.exclusive is empty"),
+            (
+                [slice("2-3"), ("t/x", "2-3", Some("4,6"), said)],
+                "its own cpuset.cpus.exclusive lists CPUs 4,6",
+            ),
+            (
+                [slice(""), ("t/x", "2-3", Some("2-3"), said)],
+                "cgroup /t above it does not list CPUs 2-3 in cpuset.cpus.exclusive",
+            ),
+            ([slice("2-3"), ("t/x", "2-3", Some("2-3"), said)], "cgroup /t above it reads \"member\""),
+        ] {
+            let (cause, named, _) = told(&tree(&lines), "t/x", "2-3");
+            assert_eq!((cause, named.as_str()), (Cause::ParentMember, who));
+        }
+    }
+
+    #[test]
+    fn where_the_cgroup_above_has_to_be_one() {
+        let parent = |state| ("t", "2-5", None, state);
+        let child = |reason| vec![("t/x", "2-3", None, reason)];
+        let not = "root invalid (Parent is not a partition root)";
+        let invalid = "root invalid (Parent is an invalid partition root)";
+        let broken = "root invalid (Cpu list in cpuset.cpus not exclusive)";
+        let lines = [vec![parent("member")], child(not)].concat();
+        let (cause, who, remedy) = told(&tree(&lines), "t/x", "2-3");
+        assert_eq!(
+            (cause, who.as_str(), remedy.as_str()),
+            (Cause::ParentMember, "cgroup /t above it reads \"member\"", "make /t a partition again")
+        );
+        // And what is wrong with the one above.
+        let lines = [vec![parent(broken), ("a", "5-6", None, "member")], child(invalid)].concat();
+        let (cause, who, remedy) = told(&tree(&lines), "t/x", "2-3");
+        assert_eq!(cause, Cause::ParentInvalid);
+        assert_eq!(
+            who,
+            format!("cgroup /t above it reads {broken:?}, cgroup /a lists CPUs 5 in cpuset.cpus")
+        );
+        assert_eq!(remedy, "make /t a partition again; take CPUs 5 out of cpuset.cpus of /a");
+    }
+
+    #[test]
+    fn what_goes_offline_or_loses_its_files() {
+        let lines = [("t", "", Some("2-3"), "member"), ("t/x", "2-3", Some("2-3"), "isolated invalid")];
+        let mut observed = tree(&lines);
+        observed.online = cpus("0-1,4-7");
+        let (cause, who, remedy) = told(&observed, "t/x", "2-3");
+        assert_eq!(
+            (cause, who.as_str(), remedy.as_str()),
+            (Cause::Bare, "all of its CPUs (2-3) are offline", "bring CPUs 2-3 online")
+        );
+        let lines = [
+            ("t", "2-3", None, "root"),
+            ("t/x", "2-3", None, "root invalid (No cpu available due to hotplug)"),
+        ];
+        let mut observed = tree(&lines);
+        observed.online = cpus("0-1");
+        assert_eq!(told(&observed, "t/x", "2-3").0, Cause::Hotplug);
+        // The topmost cgroup that does not enable the controller is the one to name.
+        let mut observed = tree(&[("t", "", Some(""), "member"), ("t/x", "", Some(""), "member")]);
+        for path in ["t", "t/x"] {
+            observed.cgroups.get_mut(&p(path)).unwrap().cpuset = None;
+            observed.cgroups.get_mut(&p(path)).unwrap().enables_cpuset = false;
+        }
+        for (root, who) in [(true, "/t"), (false, "/")] {
+            observed.cgroups.get_mut(&p("")).unwrap().enables_cpuset = root;
+            let (cause, named, remedy) = told(&observed, "t/x", "2-3");
+            assert_eq!(cause, Cause::NoFiles);
+            assert_eq!(
+                named,
+                format!("cgroup {who} above it does not enable cpuset in cgroup.subtree_control")
+            );
+            assert!(remedy.contains("+cpuset"), "{remedy}");
+        }
+    }
+
+    #[test]
+    fn one_that_stands_needs_no_reason() {
+        let observed = tree(&[("t", "", Some("2-3"), "member"), ("t/x", "2-3", Some("2-3"), "isolated")]);
+        assert_eq!(explain(&observed, &p("t/x"), &cpus("2-3")), None);
+        assert_eq!(explain(&observed, &p("gone"), &cpus("2-3")), None);
+        assert_eq!(explain(&observed, &p(""), &cpus("2-3")), None, "the root has no such file");
+    }
+}
