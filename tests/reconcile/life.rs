@@ -404,7 +404,7 @@ fn a_change_of_kind_that_fails_is_taken_back() {
 
 #[test]
 fn isolated_needs_a_kernel_that_has_it() {
-    let mut sim = logged(host(Behaviour::members_only()));
+    let mut sim = logged(host(Behaviour::local_only()));
     assert_eq!(refused(&mut sim, &run("a", "2-3", Isolation::Isolated)), AdmitError::NoPartitions);
     let wrote = |s: &Step| matches!(s, Step::Write { file: CpusetFile::Partition, .. });
     assert!(!sim.eyes.steps.iter().any(wrote));
