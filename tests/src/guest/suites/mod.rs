@@ -6,13 +6,21 @@ use super::scenario::Suite;
 pub mod demo;
 pub mod enforce;
 pub mod kernel;
+pub mod life;
 pub mod lockstep;
 pub mod powercut;
 pub mod smoke;
 
 /// Every suite.
-pub const ALL: &[&Suite] =
-    &[&smoke::SUITE, &kernel::SUITE, &enforce::SUITE, &demo::SUITE, &lockstep::SUITE, &powercut::SUITE];
+pub const ALL: &[&Suite] = &[
+    &smoke::SUITE,
+    &kernel::SUITE,
+    &enforce::SUITE,
+    &life::SUITE,
+    &demo::SUITE,
+    &lockstep::SUITE,
+    &powercut::SUITE,
+];
 
 /// The suite of this name.
 #[must_use]
