@@ -163,7 +163,8 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// Why `path`, which is to be a partition of `cpus`, is none. `None` when it is one, or was not read. `observed` must have
+/// Why `path`, which is to be a partition of `cpus`, is none. `None` when it is one, or was not read. One that reads valid
+/// below a cgroup that is no partition is none either, where that is what it has its CPUs from (6.1). `observed` must have
 /// been read with the cgroups above `path` and their children.
 #[must_use]
 pub fn explain(observed: &Observed, path: &CgroupPath, cpus: &CpuSet) -> Option<Explanation> {
@@ -176,7 +177,9 @@ pub fn explain(observed: &Observed, path: &CgroupPath, cpus: &CpuSet) -> Option<
         let culprits = withdrawn.map(|path| Culprit::Withdrawn { path }).into_iter().collect();
         return Some(Explanation { cause: Cause::NoFiles, culprits });
     };
-    let cause = files.partition.as_ref()?.cause()?;
+    let Some(cause) = files.partition.as_ref()?.cause() else {
+        return stands_on_nothing(observed, path, files);
+    };
     let search = Search { observed, path, cpus, files };
     let culprits = match &cause {
         Cause::Bare => search.first(&[Search::beside, Search::offline, Search::above]),
@@ -197,6 +200,17 @@ pub fn explain(observed: &Observed, path: &CgroupPath, cpus: &CpuSet) -> Option<
         Cause::Housekeeping | Cause::NotPermitted | Cause::NoFiles => Vec::new(),
         Cause::Unknown(_) => search.first(&[Search::beside, Search::above, Search::own, Search::offline]),
     };
+    Some(Explanation { cause, culprits })
+}
+
+/// Why a partition that reads valid is none.
+fn stands_on_nothing(observed: &Observed, path: &CgroupPath, files: &CpusetObserved) -> Option<Explanation> {
+    let above = path.parent().filter(|up| !up.is_root() && files.exclusive.is_none())?;
+    let cause = match observed.cpuset(&above)?.partition.as_ref()?.cause()? {
+        Cause::Member => Cause::ParentMember,
+        _ => Cause::ParentInvalid,
+    };
+    let culprits = Search { observed, path, cpus: &files.cpus, files }.partition_above();
     Some(Explanation { cause, culprits })
 }
 
@@ -508,6 +522,13 @@ mod tests {
             format!("cgroup /t above it reads {broken:?}, cgroup /a lists CPUs 5 in cpuset.cpus")
         );
         assert_eq!(remedy, "make /t a partition again; take CPUs 5 out of cpuset.cpus of /a");
+        // On 6.1 the one below goes on reading valid.
+        let lines = [vec![parent(broken), ("a", "5-6", None, "member")], child("isolated")].concat();
+        assert_eq!(told(&tree(&lines), "t/x", "2-3"), (cause, who, remedy));
+        let lines = [vec![parent("member")], child("root")].concat();
+        assert_eq!(told(&tree(&lines), "t/x", "2-3").0, Cause::ParentMember);
+        let lines = [vec![parent("root")], child("root")].concat();
+        assert_eq!(explain(&tree(&lines), &p("t/x"), &cpus("2-3")), None);
     }
 
     #[test]

@@ -145,9 +145,12 @@ pub fn sets(desired: &Desired, observed: &Observed) -> Vec<SetFinding> {
         };
         let mine = owner.cpus.intersection(&observed.online);
         let mut add = |fault| found.push(SetFinding { owner: owner.owner.clone(), fault });
-        if owner.mode == Mode::Partition && !files.is_partition() {
-            let state = files.partition.as_ref().map(ToString::to_string).unwrap_or_default();
-            add(SetFault::PartitionLost { state, why: explain(observed, path, &owner.cpus) });
+        if owner.mode == Mode::Partition {
+            let why = explain(observed, path, &owner.cpus);
+            if why.is_some() || !files.is_partition() {
+                let state = files.partition.as_ref().map(ToString::to_string).unwrap_or_default();
+                add(SetFault::PartitionLost { state, why });
+            }
         }
         // An audited set may be narrower: another allocator chose it, and the ledger judges what ran.
         let other = if owner.mode == Mode::Audit {

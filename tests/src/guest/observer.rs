@@ -179,7 +179,7 @@ impl Seen {
         let mut found = BTreeSet::new();
         self.exclusive(promises, when, &mut found);
         for (path, files) in &self.cgroups {
-            if files.populated && files.effective.is_empty() {
+            if files.populated && files.effective.is_empty() && !self.has_handed_down(path, files) {
                 found.insert(format!("I2: /{path} is populated and has no effective CPU"));
             }
         }
@@ -190,6 +190,16 @@ impl Seen {
             }
         }
         found
+    }
+
+    /// A partition without processes of its own may give all its CPUs to partitions below it: nobody depends on it then.
+    fn has_handed_down(&self, path: &str, files: &Files) -> bool {
+        let below = self.cgroups.iter().filter(|(p, _)| p.rsplit_once('/').is_some_and(|(up, _)| up == path));
+        let mut populated = below.filter(|(_, f)| f.populated).peekable();
+        files.is_partition()
+            && populated.peek().is_some()
+            && populated.all(|(_, f)| f.is_partition() && !f.effective.is_empty())
+            && !self.threads.iter().any(|t| t.cgroup == path)
     }
 
     /// What the owner has for itself at this moment.
@@ -475,6 +485,13 @@ mod tests {
         seen.threads.push(Thread { bound: true, kernel: true, ..thread(9, "", "5") });
         seen.threads.push(Thread { kernel: true, ..thread(10, "", "0-7") });
         assert_eq!(broken(&seen, &promises, When::Settled), "");
+        // All handed down: who has processes has CPUs.
+        *seen.cgroups.get_mut("s").unwrap() = files("4-6", "", "root");
+        *seen.cgroups.get_mut("s/m").unwrap() = files("6", "6", "root");
+        assert_eq!(broken(&seen, &promises, When::Settled), "");
+        seen.cgroups.insert("s/left".into(), files("6", "6", "member"));
+        assert!(broken(&seen, &promises, When::Anytime).contains("I2: /s is populated"));
+        seen.cgroups.remove("s/left");
         // Its cgroup is not there yet.
         seen.cgroups.remove("s/m");
         seen.threads.retain(|t| t.cgroup != "s/m");

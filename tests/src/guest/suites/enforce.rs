@@ -64,13 +64,16 @@ fn held(code: i32, verdict: &Value) -> Outcome {
     Ok(())
 }
 
-/// What `isolation = "auto"` comes to on this kernel, and why.
+/// What `isolation = "auto"` comes to on this kernel for a cgroup of somebody else's, and why.
 fn auto() -> anyhow::Result<(&'static str, &'static str)> {
     if facts::exclusive_file()? {
         return Ok(("partition", "there is cpuset.cpus.exclusive"));
     }
     Ok(("member", "there is no cpuset.cpus.exclusive"))
 }
+
+/// And for a command, whose cgroup truepin makes in a slice of its own.
+const COMMAND: (&str, &str) = ("partition", "the slice can be a partition");
 
 /// The owner has the mode that it has to have on this kernel.
 fn has_mode(guest: &Guest, what: &str, owner: &Value, (mode, because): (&str, &str)) -> Outcome {
@@ -79,26 +82,11 @@ fn has_mode(guest: &Guest, what: &str, owner: &Value, (mode, because): (&str, &s
 
 fn partition_held(guest: &mut Guest) -> Outcome {
     let _agent = agent("")?;
-    let here = auto()?;
-    let by_name = ["--cpus", "2", "--isolation", "partition"];
-    let db = if here.0 == "partition" {
-        RunOwner::start("db", &by_name, &sleepy(2))?
-    } else {
-        // Asked for by name it is refused: nobody gets less than what they ask for without being told.
-        let refused = truepin(&[&["run"], &by_name[..], &["--", "true"]].concat())?;
-        let said = refused.stderr.contains("cpuset.cpus.exclusive") && refused.stderr.contains("member");
-        anyhow::ensure!(refused.code() == 125 && said, "{refused}");
-        RunOwner::start("db", &["--cpus", "2"], &sleepy(2))?
-    };
-    has_mode(guest, "a command", &http("GET", "/v1/owners/run/db", None)?.1, here)?;
-    // Only a partition is closed to tasks of the root cgroup; what they do to a member is the next scenario's.
-    let (state, closed_to): (_, &[&str]) = match here.0 {
-        "partition" => ("root", &["driver", ""]),
-        _ => ("member", &["driver"]),
-    };
-    equal("partition", db.cgroup().read("cpuset.cpus.partition")?, state.to_owned())?;
+    let db = RunOwner::start("db", &["--cpus", "2", "--isolation", "partition"], &sleepy(2))?;
+    has_mode(guest, "a command", &http("GET", "/v1/owners/run/db", None)?.1, COMMAND)?;
+    equal("partition", db.cgroup().read("cpuset.cpus.partition")?, "root".to_owned())?;
     equal("owner's mask", db.task()?.allowed()?, db.cpus().clone())?;
-    for cgroup in closed_to {
+    for cgroup in ["driver", ""] {
         let intruder = Workload::pinning(db.cpus()).comm("intruder").cgroup(cgroup).answer()?;
         equal(&format!("an intruder's call from /{cgroup}"), intruder, Err(Errno::EINVAL))?;
     }
@@ -258,9 +246,8 @@ fn fight(guest: &mut Guest) -> Outcome {
 fn foreign_writes(guest: &mut Guest) -> Outcome {
     let _agent = agent("tick = \"10min\"\n[limits]\nrepairs-per-minute = 1000")?;
     let db = RunOwner::start("db", &["--cpus", "2"], &sleepy(1))?;
-    let (state, other) = if auto()?.0 == "partition" { ("root", "member") } else { ("member", "root") };
     for (file, value, wanted) in
-        [("cpuset.cpus", "0-15", db.cpus().to_string()), ("cpuset.cpus.partition", other, state.into())]
+        [("cpuset.cpus", "0-15", db.cpus().to_string()), ("cpuset.cpus.partition", "member", "root".into())]
     {
         let path = db.cgroup().dir().join(file);
         let mut named = 0;
@@ -296,8 +283,7 @@ fn newest_drift(file: &str) -> anyhow::Result<Option<Value>> {
 
 fn kill_agent(guest: &mut Guest) -> Outcome {
     let mut agent = agent("")?;
-    // One CPU each: the scheduler has nothing to move, so every migration is somebody's doing. The first is a partition
-    // where there are any.
+    // One CPU each: the scheduler has nothing to move, so every migration is somebody's doing. The first is a partition.
     let owners = [
         RunOwner::start("part", &["--cpus", "1"], &Workload::burn(1))?,
         RunOwner::start("member", &["--cpus", "1", "--isolation", "member"], &sleepy(1))?,

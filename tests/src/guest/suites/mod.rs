@@ -7,6 +7,7 @@ pub mod answers;
 pub mod demo;
 pub mod enforce;
 pub mod kernel;
+pub mod life;
 pub mod lockstep;
 pub mod powercut;
 pub mod smoke;
@@ -17,6 +18,7 @@ pub const ALL: &[&Suite] = &[
     &smoke::SUITE,
     &kernel::SUITE,
     &enforce::SUITE,
+    &life::SUITE,
     &demo::SUITE,
     &lockstep::SUITE,
     &powercut::SUITE,

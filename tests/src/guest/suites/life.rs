@@ -1,0 +1,657 @@
+//! The life of a partition on a real kernel: somebody ends it in every way that there is, and it is made anew; the reason
+//! is told with the cgroup whose file did it. Isolated on request. Partitions where there is no `cpuset.cpus.exclusive`.
+//!
+//! What a deed comes to differs between kernels. So each is first done by hand, on cgroups that are gone afterwards: what
+//! the kernel shows there is what the finding must speak of ([`by_hand`]).
+
+use crate::guest::{
+    Agent, Cgroup, Guest, Outcome, Program, RunOwner, Scenario, Style, Suite, Task, Workload, equal, facts,
+    http, machine, millis,
+    observer::{Promise, When, observe},
+    secs, truepin, truepin_json, wait_for, wait_until,
+};
+use anyhow::Context;
+use nix::errno::Errno;
+use serde_json::Value;
+use truepin::CpuSet;
+
+/// The suite. Written for the machine `eight`: CPUs 0-7, of which truepin reserves the first core.
+pub const SUITE: Suite = Suite {
+    name: "life",
+    about: "partitions that others end are made anew, with the reason told; isolated; local ones",
+    style: Style::Tap,
+    scenarios: &[
+        Scenario::new("a cgroup beside it lists its CPUs", overlap).limit(120),
+        Scenario::new("its own lists are changed and emptied", own_lists).limit(180),
+        Scenario::new("lists above it shrink and are emptied", lists_above).limit(180),
+        Scenario::new("the controller is withdrawn above it", withdrawn).limit(180),
+        Scenario::new("what is above it becomes a partition, or none", state_above).limit(180),
+        Scenario::new("its own state is changed", own_state).limit(180),
+        Scenario::new("an owner makes partitions of its own CPUs", nested).limit(120),
+        Scenario::new("somebody else's partition", theirs).limit(120),
+        Scenario::new("isolated on request", isolated).limit(180),
+        Scenario::new("a command's partition from its start to its end", command).limit(240),
+    ],
+};
+
+/// The cgroups that a deed is about.
+struct Trio {
+    /// The partition.
+    home: Cgroup,
+    /// Above it.
+    up: Cgroup,
+    /// Beside the one that must not be overlapped: the partition, or the one that it takes its CPUs from.
+    beside: Cgroup,
+    /// The partition's CPUs.
+    cpus: CpuSet,
+    /// One more that is nobody's.
+    free: CpuSet,
+}
+
+/// Who writes what into which file.
+type Deed = fn(&Trio) -> (Cgroup, &'static str, String);
+
+fn idle() -> Program {
+    Workload::idle()
+}
+
+/// What the kernel makes of a deed when nobody mends it.
+struct Tried {
+    deed: Deed,
+    /// `cpuset.cpus.partition` of the partition; empty where there is no file.
+    state: String,
+    /// And of the cgroup above it.
+    above: String,
+}
+
+/// On a clean machine, which it is again afterwards.
+fn by_hand(deed: Deed) -> anyhow::Result<Tried> {
+    let local = !facts::exclusive_file()?;
+    let up = Cgroup::create("hand", "+cpuset")?;
+    let home = Cgroup::create("hand/x", "+cpuset")?;
+    let beside = Cgroup::create(if local { "handsib" } else { "hand/beside" }, "+cpuset")?;
+    let cpus: CpuSet = "4-5".parse()?;
+    let loads = [idle().cgroup(home.path()).spawn()?, idle().cgroup(beside.path()).spawn()?];
+    for cgroup in [&up, &home] {
+        let list = if local { "cpuset.cpus" } else { "cpuset.cpus.exclusive" };
+        cgroup.write(list, "4-5")?;
+    }
+    home.write("cpuset.cpus", "4-5")?;
+    if local {
+        up.write("cpuset.cpus.partition", "root")?;
+        equal("the slice by hand", up.read("cpuset.cpus.partition")?, "root".to_owned())?;
+    }
+    home.write("cpuset.cpus.partition", "root")?;
+    equal("the partition by hand", home.read("cpuset.cpus.partition")?, "root".to_owned())?;
+    let trio = Trio { home, up, beside, cpus, free: "6".parse()? };
+    let (cgroup, file, value) = deed(&trio);
+    // Where it is refused nothing has happened.
+    let _ = cgroup.write(file, &value);
+    let state = |c: &Cgroup| c.read("cpuset.cpus.partition").unwrap_or_default();
+    let tried = Tried { deed, state: state(&trio.home), above: state(&trio.up) };
+    drop(loads);
+    wait_until("empty cgroups", secs(10), || Ok(trio.beside.remove().is_ok() && trio.up.remove().is_ok()))?;
+    Ok(tried)
+}
+
+/// An agent with an owner, another one beside it, and somebody else.
+struct Stage {
+    agent: Agent,
+    trio: Trio,
+    owner: String,
+    kind: &'static str,
+    task: Task,
+    local: bool,
+    bystander: RunOwner,
+    /// What keeps the owner's process and the sibling's alive.
+    _run: Option<RunOwner>,
+    _loads: Vec<Workload>,
+}
+
+/// Where the owner lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Home {
+    /// In a cgroup that truepin makes.
+    Own,
+    /// In one of somebody else's.
+    Theirs,
+}
+
+impl Stage {
+    /// Somebody else's cgroup can be a partition only where there is `cpuset.cpus.exclusive`.
+    fn homes() -> anyhow::Result<&'static [Home]> {
+        Ok(if facts::exclusive_file()? { &[Home::Own, Home::Theirs] } else { &[Home::Own] })
+    }
+
+    fn new(home: Home, isolation: &'static str) -> anyhow::Result<Self> {
+        let local = !facts::exclusive_file()?;
+        let agent = Agent::start("tick = \"10min\"\n[limits]\nrepairs-per-minute = 1000\n")?;
+        let bystander = RunOwner::start("by", &["--cpus", "1", "--isolation", "partition"], &idle())?;
+        let mut loads = Vec::new();
+        let (home, owner, run) = if home == Home::Own {
+            let run = RunOwner::start("db", &["--cpus", "2", "--isolation", isolation], &idle())?;
+            (run.cgroup(), run.owner(), Some(run))
+        } else {
+            let home = Cgroup::create("work.slice/svc", "+cpuset")?;
+            loads.push(idle().cgroup(home.path()).spawn()?);
+            let assigned = truepin(&[
+                "assign",
+                "unit/svc.service",
+                "--cgroup",
+                "/work.slice/svc",
+                "--cpus",
+                "2",
+                "--isolation",
+                isolation,
+            ])?;
+            assigned.ok()?;
+            (home, "unit/svc.service".to_owned(), None)
+        };
+        let up = Cgroup::at(home.path().rsplit_once('/').context("a cgroup below another")?.0);
+        let beside = if local || run.is_some() { "sib".to_owned() } else { format!("{}/beside", up.path()) };
+        let beside = Cgroup::create(&beside, "+cpuset")?;
+        loads.push(idle().cgroup(beside.path()).spawn()?);
+        let shown = http("GET", &format!("/v1/owners/{owner}"), None)?.1;
+        equal("mode", shown["mode"].as_str(), Some("partition"))?;
+        let cpus: CpuSet = shown["cpus"].as_str().context("no cpus")?.parse()?;
+        let free = http("GET", "/v1/status", None)?.1["pools"]["free"]
+            .as_str()
+            .context("no free")?
+            .parse::<CpuSet>()?;
+        let free = free.iter().take(1).collect();
+        let task = Task(*home.procs()?.first().context("an owner without a process")?);
+        let kind = if isolation == "isolated" { "isolated" } else { "root" };
+        let trio = Trio { home, up, beside, cpus, free };
+        let stage = Self { agent, trio, owner, kind, task, local, bystander, _run: run, _loads: loads };
+        stage.is_whole()?;
+        Ok(stage)
+    }
+
+    /// Everything is as it should be, by what the kernel shows.
+    fn is_whole(&self) -> Outcome {
+        let Trio { home, up, cpus, .. } = &self.trio;
+        equal("partition", home.read("cpuset.cpus.partition")?, self.kind.to_owned())?;
+        equal("effective", home.cpus("cpuset.cpus.effective")?, cpus.clone())?;
+        equal("mask", self.task.allowed()?, cpus.clone())?;
+        equal("another owner's mask", self.bystander.task()?.allowed()?, self.bystander.cpus().clone())?;
+        equal("another owner's", self.bystander.cgroup().read("cpuset.cpus.partition")?, "root".to_owned())?;
+        let list = if self.local {
+            equal("above it", up.read("cpuset.cpus.partition")?, "root".to_owned())?;
+            "cpuset.cpus"
+        } else {
+            equal("its list", home.cpus("cpuset.cpus.exclusive")?, cpus.clone())?;
+            "cpuset.cpus.exclusive"
+        };
+        anyhow::ensure!(cpus.is_subset(&up.cpus(list)?), "{list} above it is {}", up.cpus(list)?);
+        Ok(())
+    }
+
+    /// It is whole again, nobody gets in, and the independent observer agrees.
+    fn is_mended(&self) -> Outcome {
+        let mut last = String::new();
+        let mended = wait_until("the repair", secs(20), || match self.is_whole() {
+            Ok(()) => Ok(true),
+            Err(e) => {
+                last = format!("{e:#}");
+                Ok(false)
+            }
+        });
+        mended.with_context(|| format!("last: {last}; its log:\n{}", self.agent.log()))?;
+        wait_until("a settled agent", secs(10), || {
+            Ok(http("GET", "/v1/status", None)?.1["settled"] == Value::Bool(true))
+        })?;
+        for (from, cpus) in [
+            ("driver", &self.trio.cpus),
+            ("", &self.trio.cpus),
+            (self.trio.beside.path(), self.bystander.cpus()),
+        ] {
+            let intruder = Workload::pinning(cpus).comm("intruder").cgroup(from).answer()?;
+            equal(&format!("an intruder's call from /{from}"), intruder, Err(Errno::EINVAL))?;
+        }
+        observe(Promise::all, &reserved()?, When::Settled)?;
+        Ok(())
+    }
+
+    /// A foreign process does the deed; what it led to is mended, and explained if the partition was lost. `blamed`: the
+    /// cgroup that must be named then.
+    fn suffers(
+        &self,
+        guest: &Guest,
+        Tried { deed, state, above }: &Tried,
+        blamed: Option<&Cgroup>,
+    ) -> Outcome {
+        let lost = state != "root" || self.local && above != "root";
+        let before = findings()?.len();
+        let (cgroup, file, value) = deed(&self.trio);
+        let meddler = Workload::writing(&cgroup.dir().join(file), &value).comm("meddler").cgroup("driver");
+        let answer = meddler.linger(millis(300)).answer()?;
+        let what = format!("{value:?} into {file} of /{} ({answer:?})", cgroup.path());
+        self.is_mended().with_context(|| what.clone())?;
+        let told = |f: &&Value| f["kind"] == "set" && f["explanation"].is_object();
+        let new = findings()?.split_off(before);
+        let Some(told) = new.iter().rev().find(told) else {
+            anyhow::ensure!(
+                !lost,
+                "{what}: by hand it reads {state:?} below {above:?}, and nothing is told: {new:#?}"
+            );
+            guest.say(format!("{what}: nothing is lost"));
+            return Ok(());
+        };
+        anyhow::ensure!(lost, "{what}: by hand nothing is lost, and here: {told:#}");
+        let text = told["text"].as_str().unwrap_or_default();
+        // The owner is of another kind than the one by hand.
+        let words = format!("{:?}", state.replacen("root", self.kind, 1));
+        let named =
+            if state.is_empty() { told["explanation"]["cause"] == "no-files" } else { text.contains(&words) };
+        anyhow::ensure!(named, "{what}: by hand it reads {words} below {above:?}; told: {told:#}");
+        anyhow::ensure!(text.starts_with(&self.owner), "{text}");
+        let why = &told["explanation"];
+        anyhow::ensure!(why["remedy"].as_str().is_some_and(|r| !r.is_empty()), "no remedy: {told:#}");
+        if let Some(blamed) = blamed {
+            let name = Value::from(format!("/{}", blamed.path()));
+            let named = why["cgroups"].as_array().is_some_and(|all| all.contains(&name));
+            anyhow::ensure!(named, "{what}: {name} is not named: {told:#}");
+        }
+        anyhow::ensure!(told["mended"].is_null() || told["mended"].is_string());
+        guest.say(format!("{what}: {text}; remedy: {}", why["remedy"].as_str().unwrap_or_default()));
+        Ok(())
+    }
+}
+
+fn findings() -> anyhow::Result<Vec<Value>> {
+    let (status, answer) = http("GET", "/v1/findings", None)?;
+    anyhow::ensure!(status == 200, "GET /v1/findings: {status} {answer}");
+    Ok(answer["findings"].as_array().context("findings are a list")?.clone())
+}
+
+fn reserved() -> anyhow::Result<CpuSet> {
+    let status = http("GET", "/v1/status", None)?.1;
+    status["pools"]["reserved"].as_str().context("no reserved")?.parse().context("reserved")
+}
+
+fn overlap(guest: &mut Guest) -> Outcome {
+    // Of what truepin makes the siblings are its own, so there it is the slice that others can reach over, where it is a
+    // partition.
+    let home = if facts::exclusive_file()? { Home::Theirs } else { Home::Own };
+    let tried = by_hand(|t| (t.beside.clone(), "cpuset.cpus", t.cpus.union(&t.free).to_string()))?;
+    for isolation in ["partition", "isolated"] {
+        let stage = Stage::new(home, isolation)?;
+        let beside = stage.trio.beside.clone();
+        stage.suffers(guest, &tried, Some(&beside))?;
+        // It keeps what it may have.
+        equal("the list beside it", beside.cpus("cpuset.cpus")?, stage.trio.free.clone())?;
+        drop(stage);
+        crate::guest::clean::up()?;
+    }
+    Ok(())
+}
+
+/// Each deed on an owner of each home.
+fn each(guest: &Guest, deeds: &[(Deed, Blame)]) -> Outcome {
+    let tried: Vec<(Tried, Blame)> =
+        deeds.iter().map(|(deed, blame)| Ok((by_hand(*deed)?, *blame))).collect::<anyhow::Result<_>>()?;
+    for home in Stage::homes()? {
+        let stage = Stage::new(*home, "partition")?;
+        for (tried, blame) in &tried {
+            let blamed = match blame {
+                Blame::Nobody => None,
+                Blame::Above => Some(&stage.trio.up),
+            };
+            stage.suffers(guest, tried, blamed)?;
+        }
+        drop(stage);
+        crate::guest::clean::up()?;
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy)]
+enum Blame {
+    Nobody,
+    Above,
+}
+
+fn own_lists(guest: &mut Guest) -> Outcome {
+    let mut deeds: Vec<(Deed, Blame)> = vec![
+        (|t| (t.home.clone(), "cpuset.cpus", String::new()), Blame::Nobody),
+        (|t| (t.home.clone(), "cpuset.cpus", t.free.to_string()), Blame::Nobody),
+        (
+            |t| (t.home.clone(), "cpuset.cpus", t.cpus.iter().take(1).collect::<CpuSet>().to_string()),
+            Blame::Nobody,
+        ),
+    ];
+    if facts::exclusive_file()? {
+        deeds.push((|t| (t.home.clone(), "cpuset.cpus.exclusive", String::new()), Blame::Nobody));
+        deeds.push((
+            |t| {
+                (
+                    t.home.clone(),
+                    "cpuset.cpus.exclusive",
+                    t.cpus.iter().take(1).collect::<CpuSet>().to_string(),
+                )
+            },
+            Blame::Nobody,
+        ));
+    }
+    each(guest, &deeds)
+}
+
+fn lists_above(guest: &mut Guest) -> Outcome {
+    let one: Deed = |t| {
+        let list = if t.up.dir().join("cpuset.cpus.exclusive").exists() {
+            "cpuset.cpus.exclusive"
+        } else {
+            "cpuset.cpus"
+        };
+        (t.up.clone(), list, t.cpus.iter().take(1).collect::<CpuSet>().to_string())
+    };
+    let none: Deed = |t| {
+        let list = if t.up.dir().join("cpuset.cpus.exclusive").exists() {
+            "cpuset.cpus.exclusive"
+        } else {
+            "cpuset.cpus"
+        };
+        (t.up.clone(), list, String::new())
+    };
+    each(guest, &[(one, Blame::Above), (none, Blame::Above)])
+}
+
+fn withdrawn(guest: &mut Guest) -> Outcome {
+    let taken: Deed = |t| (t.up.clone(), "cgroup.subtree_control", "-cpuset".into());
+    each(guest, &[(taken, Blame::Above)])
+}
+
+fn state_above(guest: &mut Guest) -> Outcome {
+    let words: &[Deed] = &[
+        |t| (t.up.clone(), "cpuset.cpus.partition", "root".into()),
+        |t| (t.up.clone(), "cpuset.cpus.partition", "isolated".into()),
+        |t| (t.up.clone(), "cpuset.cpus.partition", "member".into()),
+    ];
+    let tried: Vec<Tried> = words.iter().map(|deed| by_hand(*deed)).collect::<anyhow::Result<_>>()?;
+    let stage = Stage::new(Home::Own, "partition")?;
+    for tried in &tried {
+        stage.suffers(guest, tried, None)?;
+    }
+    drop(stage);
+    crate::guest::clean::up()?;
+    if !facts::exclusive_file()? {
+        return Ok(());
+    }
+    // Of somebody else's it is said, and neither touched nor followed: the owner keeps what it has.
+    let stage = Stage::new(Home::Theirs, "partition")?;
+    stage.trio.up.write("cpuset.cpus.partition", "root")?;
+    let problem = || -> anyhow::Result<Option<String>> {
+        let status = http("GET", "/v1/status", None)?.1;
+        let all = status["problems"].as_array().cloned().unwrap_or_default();
+        Ok(all
+            .iter()
+            .filter_map(Value::as_str)
+            .find(|p| p.contains("is a partition of another manager"))
+            .map(Into::into))
+    };
+    let said = wait_for("the problem", secs(10), problem)?;
+    guest.say(format!(
+        "/{} reads {:?}: {said}",
+        stage.trio.up.path(),
+        stage.trio.up.read("cpuset.cpus.partition")?
+    ));
+    stage.is_whole()?;
+    stage.trio.up.write("cpuset.cpus.partition", "member")?;
+    wait_until("its end", secs(10), || Ok(problem()?.is_none()))?;
+    stage.is_mended()
+}
+
+fn own_state(guest: &mut Guest) -> Outcome {
+    let member: Deed = |t| (t.home.clone(), "cpuset.cpus.partition", "member".into());
+    each(guest, &[(member, Blame::Nobody)])?;
+    // The other kind is no loss of the partition, and is taken back all the same.
+    for (isolation, other) in [("partition", "isolated"), ("isolated", "root")] {
+        let stage = Stage::new(Home::Own, isolation)?;
+        stage.trio.home.write("cpuset.cpus.partition", other)?;
+        stage.is_mended()?;
+        drop(stage);
+        crate::guest::clean::up()?;
+    }
+    Ok(())
+}
+
+fn nested(guest: &mut Guest) -> Outcome {
+    let stage = Stage::new(Home::Own, "partition")?;
+    let Trio { home, cpus, .. } = &stage.trio;
+    let inner = home.child("inner");
+    let (first, last) = (cpus.first(), cpus.iter().next_back());
+    let [first, last]: [CpuSet; 2] = [first, last].map(|c| c.into_iter().collect());
+    home.write("cgroup.subtree_control", "+cpuset")?;
+    std::fs::create_dir(inner.dir())?;
+    inner.write("cpuset.cpus", &last.to_string())?;
+    inner.write("cpuset.cpus.partition", "root")?;
+    equal("the inner one", inner.read("cpuset.cpus.partition")?, "root".to_owned())?;
+    let settled = || -> Outcome {
+        equal("the outer one", home.read("cpuset.cpus.partition")?, "root".to_owned())?;
+        equal("what is left to it", home.cpus("cpuset.cpus.effective")?, first.clone())?;
+        equal("mask", stage.task.allowed()?, first.clone())
+    };
+    settled()?;
+    // Nothing is wrong with that, and nothing is done about it.
+    let (_, verdict) = truepin_json(&["verify", &stage.owner, "--for", "1s"])?;
+    let said = verdict["reasons"].to_string();
+    anyhow::ensure!(!said.contains("gave it CPUs") && !said.contains("partition"), "{verdict:#}");
+    settled()?;
+    observe(Promise::all, &reserved()?, When::Settled)?;
+    // The outer one is lost, and made anew; the inner comes back with it, or is its maker's to mend.
+    Workload::writing(&home.dir().join("cpuset.cpus.partition"), "member").cgroup("driver").answer()??;
+    wait_until("the outer partition", secs(20), || Ok(home.read("cpuset.cpus.partition")? == "root"))?;
+    let granted = if stage.local { "cpuset.cpus" } else { "cpuset.cpus.exclusive.effective" };
+    guest.say(format!(
+        "the inner one reads {:?} with {}, effective {}, and the outer has {}",
+        inner.read("cpuset.cpus.partition")?,
+        inner.cpus(granted)?,
+        inner.cpus("cpuset.cpus.effective")?,
+        home.cpus("cpuset.cpus.effective")?
+    ));
+    anyhow::ensure!(stage.task.allowed()?.is_subset(cpus), "{}", stage.task.allowed()?);
+    inner.remove()?;
+    stage.is_mended()
+}
+
+fn theirs(guest: &mut Guest) -> Outcome {
+    // Somebody's partition, further down than truepin looks where the kernel can do that.
+    let exclusive = facts::exclusive_file()?;
+    let mine = Cgroup::create(if exclusive { "other.slice/deep" } else { "other" }, "+cpuset")?;
+    let _load = idle().cgroup(mine.path()).spawn()?;
+    let list = if exclusive { "cpuset.cpus.exclusive" } else { "cpuset.cpus" };
+    if exclusive {
+        Cgroup::at("other.slice").write(list, "6-7")?;
+    }
+    mine.write(list, "6-7")?;
+    mine.write("cpuset.cpus.partition", "root")?;
+    equal("somebody's partition", mine.read("cpuset.cpus.partition")?, "root".to_owned())?;
+    let stage = Stage::new(Home::Own, "partition")?;
+    let pools = http("GET", "/v1/status", None)?.1["pools"].clone();
+    guest.say(format!("free beside somebody's 6-7: {}", pools["free"]));
+    let held = stage.trio.cpus.union(stage.bystander.cpus());
+    equal(
+        "free",
+        pools["free"].as_str().map(str::parse::<CpuSet>).transpose()?,
+        Some("2-5".parse::<CpuSet>()?.difference(&held)),
+    )?;
+    let refused = truepin(&["run", "--cpus", "2", "--", "true"])?;
+    anyhow::ensure!(refused.code() == 125, "6-7 were given away: {refused}");
+    equal("still theirs", mine.cpus("cpuset.cpus.effective")?, "6-7".parse()?)?;
+    // They ask for ours: the kernel says no, or takes it at the price of theirs; ours stands.
+    let greedy = stage.trio.cpus.union(&"6-7".parse()?).to_string();
+    let answer =
+        Workload::writing(&mine.dir().join(list), &greedy).comm("meddler").cgroup("driver").answer()?;
+    guest.say(format!(
+        "{greedy} into their {list}: {answer:?}; theirs reads {:?}",
+        mine.read("cpuset.cpus.partition")?
+    ));
+    mine.write(list, "6-7")?;
+    stage.is_mended()
+}
+
+fn isolated(guest: &mut Guest) -> Outcome {
+    let _agent = Agent::start("tick = \"10min\"\n")?;
+    let db = RunOwner::start(
+        "db",
+        &["--cpus", "2", "--isolation", "isolated"],
+        &Workload::blink(2, millis(2), millis(40)),
+    )?;
+    equal("partition", db.cgroup().read("cpuset.cpus.partition")?, "isolated".to_owned())?;
+    equal("mask", db.task()?.allowed()?, db.cpus().clone())?;
+    let root = Cgroup::root();
+    if root.dir().join("cpuset.cpus.isolated").exists() {
+        equal("the root's isolated CPUs", root.cpus("cpuset.cpus.isolated")?, db.cpus().clone())?;
+    }
+    for from in ["driver", ""] {
+        let intruder = Workload::pinning(db.cpus()).comm("intruder").cgroup(from).answer()?;
+        equal(&format!("an intruder's call from /{from}"), intruder, Err(Errno::EINVAL))?;
+    }
+    let status = http("GET", "/v1/status", None)?.1;
+    let warned = status["warnings"][0].as_str().unwrap_or_default();
+    anyhow::ensure!(warned.starts_with("run/db: isolated") && warned.contains("pins itself"), "{status:#}");
+    let (_, verdict) = db.verify(&["--for", "3s"])?;
+    guest.say(format!("3 s: {} {}", verdict["verdict"], verdict["reasons"]));
+    let foreign =
+        verdict["cpu"].as_array().into_iter().flatten().filter_map(|c| c["foreign_ns"].as_u64()).sum::<u64>();
+    equal("foreign time", foreign, 0)?;
+    // Somebody else's cgroup, where that can be one: changed in place when asked again.
+    let svc = Cgroup::create("work.slice/svc", "+cpuset")?;
+    let load = idle().cgroup(svc.path()).spawn()?;
+    let ask = |isolation: &str| {
+        truepin(&[
+            "assign",
+            "unit/svc.service",
+            "--cgroup",
+            "/work.slice/svc",
+            "--cpus",
+            "2",
+            "--isolation",
+            isolation,
+        ])
+    };
+    if facts::exclusive_file()? {
+        for (isolation, word) in [("partition", "root"), ("isolated", "isolated"), ("partition", "root")] {
+            let asked = ask(isolation)?.ok()?;
+            equal("partition", svc.read("cpuset.cpus.partition")?, word.to_owned())?;
+            equal(
+                "a warning",
+                asked.stderr.contains("warning: unit/svc.service: isolated"),
+                isolation == "isolated",
+            )?;
+            equal("mask", load.task().allowed()?, svc.cpus("cpuset.cpus.exclusive")?)?;
+        }
+    } else {
+        let refused = ask("isolated")?;
+        anyhow::ensure!(refused.code() == 1 && refused.stderr.contains("cpuset.cpus.exclusive"), "{refused}");
+        let (_, owner) =
+            truepin_json(&["assign", "unit/svc.service", "--cgroup", "/work.slice/svc", "--cpus", "2"])?;
+        equal("mode", owner["mode"].as_str(), Some("member"))?;
+    }
+    observe(Promise::all, &reserved()?, When::Settled)?;
+    let cpus = db.cpus().clone();
+    let ended = db.end()?;
+    anyhow::ensure!(ended.stderr.contains("warning: run/db: isolated"), "{ended:?}");
+    wait_until("its CPUs' return", secs(10), || Ok(cpus.is_subset(&root.cpus("cpuset.cpus.effective")?)))
+}
+
+fn command(guest: &mut Guest) -> Outcome {
+    let local = !facts::exclusive_file()?;
+    let slice = Cgroup::at("truepin.slice");
+    // Somebody whose own list is in the way.
+    let sib = Cgroup::create("sib", "+cpuset")?;
+    sib.write("cpuset.cpus", "1-7")?;
+    let load = idle().cgroup("sib").spawn()?;
+    let mut agent = Agent::start("tick = \"10min\"\n")?;
+    let one = RunOwner::start("one", &["--cpus", "1"], &idle())?;
+    let two = RunOwner::start("two", &["--cpus", "2", "--isolation", "isolated"], &idle())?;
+    let third = RunOwner::start("third", &["--cpus", "1", "--isolation", "member"], &idle())?;
+    let all = [(&one, "root"), (&two, "isolated"), (&third, "member")];
+    let whole = || -> Outcome {
+        let mut held = CpuSet::new();
+        for (owner, state) in all {
+            equal(&owner.owner(), owner.cgroup().read("cpuset.cpus.partition")?, state.to_owned())?;
+            equal("mask", owner.task()?.allowed()?, owner.cpus().clone())?;
+            held |= owner.cpus();
+        }
+        if local {
+            equal("the slice", slice.read("cpuset.cpus.partition")?, "root".to_owned())?;
+            equal("the slice's list", slice.cpus("cpuset.cpus")?, held.clone())?;
+            // In a slice that is a partition a member's CPUs are closed as well.
+            anyhow::ensure!(held.is_disjoint(&Cgroup::root().cpus("cpuset.cpus.effective")?));
+        }
+        anyhow::ensure!(load.task().allowed()?.is_disjoint(&held), "/sib may use {}", load.task().allowed()?);
+        observe(Promise::all, &reserved()?, When::Settled).map(drop)
+    };
+    whole()?;
+    guest.say(format!(
+        "the slice reads {:?}, cpuset.cpus {:?}, effective {:?}; /sib has {}",
+        slice.read("cpuset.cpus.partition")?,
+        slice.read("cpuset.cpus")?,
+        slice.read("cpuset.cpus.effective")?,
+        sib.read("cpuset.cpus")?
+    ));
+    for from in ["driver", ""] {
+        for owner in [&one, &two] {
+            let intruder = Workload::pinning(owner.cpus()).comm("intruder").cgroup(from).answer()?;
+            equal(
+                &format!("an intruder's call from /{from} to {}", owner.owner()),
+                intruder,
+                Err(Errno::EINVAL),
+            )?;
+        }
+    }
+    // Death and return of the agent move nobody.
+    agent.kill()?;
+    whole_files(&all)?;
+    agent.start_again()?;
+    whole()?;
+    // Released while it runs: where the slice is a partition it keeps its CPUs, and nobody else gets them.
+    let cpus = one.cpus().clone();
+    truepin(&["release", "run/one"])?.ok()?;
+    equal("its state", one.cgroup().read("cpuset.cpus.partition")?, "member".to_owned())?;
+    let mask = one.task()?.allowed()?;
+    let pools = http("GET", "/v1/status", None)?.1["pools"].clone();
+    guest.say(format!("run/one, released, is allowed on {mask}; free are {}", pools["free"]));
+    if local {
+        equal("the mask of what was released", mask, cpus.clone())?;
+        let free: CpuSet = pools["free"].as_str().context("no free")?.parse()?;
+        anyhow::ensure!(free.is_disjoint(&cpus), "{free} are free");
+    } else {
+        anyhow::ensure!(mask.is_disjoint(&two.cpus().union(third.cpus())), "{mask}");
+    }
+    observe(Promise::all, &reserved()?, When::Settled)?;
+    one.end()?;
+    wait_until("its CPUs' return", secs(20), || {
+        let free: CpuSet =
+            http("GET", "/v1/status", None)?.1["pools"]["free"].as_str().context("no free")?.parse()?;
+        // Nothing but a request wakes the loop when a cgroup of nobody's empties.
+        truepin(&["verify", "run/two"])?;
+        Ok(cpus.is_subset(&free) && !Cgroup::at("truepin.slice/run-one").exists())
+    })?;
+    observe(Promise::all, &reserved()?, When::Settled)?;
+    // Everything back, with the commands still running.
+    let tasks = [two.task()?, third.task()?];
+    truepin(&["release", "--all"])?.ok()?;
+    let online = machine::online()?;
+    wait_until("everybody everywhere", secs(10), || {
+        Ok(tasks.iter().all(|t| t.allowed().is_ok_and(|a| a == online)))
+    })?;
+    equal("the slice", slice.read("cpuset.cpus.partition")?, "member".to_owned())?;
+    equal("the root's CPUs", Cgroup::root().cpus("cpuset.cpus.effective")?, online)?;
+    equal("/sib as it was", sib.read("cpuset.cpus")?, "1-7".to_owned())?;
+    two.end()?;
+    third.end()?;
+    truepin(&["release", "--all"])?.ok()?;
+    anyhow::ensure!(!slice.exists(), "the slice is still there");
+    Ok(())
+}
+
+/// States and masks, by the kernel alone.
+fn whole_files(all: &[(&RunOwner, &str)]) -> Outcome {
+    for (owner, state) in all {
+        equal(&owner.owner(), owner.cgroup().read("cpuset.cpus.partition")?, (*state).to_owned())?;
+        equal("mask", owner.task()?.allowed()?, owner.cpus().clone())?;
+    }
+    Ok(())
+}
