@@ -11,6 +11,7 @@ pub mod life;
 pub mod lockstep;
 pub mod powercut;
 pub mod smoke;
+pub mod storm;
 
 /// Every suite.
 pub const ALL: &[&Suite] = &[
@@ -19,6 +20,7 @@ pub const ALL: &[&Suite] = &[
     &kernel::SUITE,
     &enforce::SUITE,
     &life::SUITE,
+    &storm::SUITE,
     &demo::SUITE,
     &lockstep::SUITE,
     &powercut::SUITE,
