@@ -89,8 +89,11 @@ pub(super) const FILES: [&str; 10] = [
     "cpuset.mems.effective",
 ];
 
-const TEXTS: [&str; 7] = [
+const TEXTS: [&str; 10] = [
     include_str!("scripts/life.txt"),
+    include_str!("scripts/executor.txt"),
+    include_str!("scripts/ancestors.txt"),
+    include_str!("scripts/offline.txt"),
     include_str!("scripts/writes.txt"),
     include_str!("scripts/local.txt"),
     include_str!("scripts/remote.txt"),

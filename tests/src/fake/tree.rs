@@ -232,11 +232,17 @@ impl FakeKernel {
         if self.groups[i].tasks_here > 0 { Err(Errno::EBUSY) } else { Ok(()) }
     }
 
-    /// The children get empty cpusets; nothing changes for the tasks in them.
+    /// The children get empty cpusets. That is a migration in which nothing differs: for the tasks nothing changes,
+    /// but on 6.1 every migration forgets what they had asked for.
     fn give_cpusets(&mut self, i: Ix) {
         for child in self.groups[i].children.clone() {
             self.groups[child].cs = Cpuset::below(self.cs(i));
             (self.groups[child].has_cpuset, self.groups[child].binds) = (true, true);
+            if !self.behaviour.remembers_pins {
+                for thread in self.threads_below(child) {
+                    self.confine(thread);
+                }
+            }
         }
     }
 
