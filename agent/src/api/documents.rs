@@ -11,7 +11,7 @@ use truepin::{
     CgroupId, CpuSet, NodeId, NodeSet, Owner,
     assignments::{Assignment, Mode, Promise},
     ledger::{ClassTimes, Intruder, IntruderKind},
-    reconcile::{Finding, Writer},
+    reconcile::{Cause, Finding, Writer},
     request::Isolation,
     verdict::{CpuAccount, Instant, Judgement, Verdict},
 };
@@ -286,15 +286,55 @@ pub struct NotedDoc {
 pub struct WriterDoc {
     /// Process id.
     pub pid: u32,
-    /// Name when the event was read.
+    /// Name of the thread at the write if `certain`, else of the process when the event was read.
     pub comm: String,
-    /// Its cgroup.
+    /// Its cgroup; `#id` when that was removed since.
     pub cgroup: Option<String>,
+    /// Whether the kernel told name and cgroup at the time of the write.
+    #[serde(default)]
+    pub certain: bool,
+    /// What was written, where that is known.
+    #[serde(default)]
+    pub wrote: Option<String>,
 }
 
 impl From<&Writer> for WriterDoc {
     fn from(w: &Writer) -> Self {
-        Self { pid: w.pid, comm: w.comm.clone(), cgroup: w.cgroup.as_ref().map(ToString::to_string) }
+        let id = || w.cgroup_id.map(|id| format!("#{id}"));
+        Self {
+            pid: w.pid,
+            comm: w.comm.clone(),
+            cgroup: w.cgroup.as_ref().map(ToString::to_string).or_else(id),
+            certain: w.certain,
+            wrote: w.wrote.clone(),
+        }
+    }
+}
+
+/// Who changed a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CauseDoc {
+    /// `writer`; `through`, a writer of another file upon which the kernel changed this one; `kernel`, by itself;
+    /// `unknown`.
+    pub by: String,
+    /// Of `through`: the file that was written, with its cgroup's path.
+    pub file: Option<String>,
+    /// Of `kernel`: what moved it.
+    pub why: Option<String>,
+}
+
+impl From<&Cause> for CauseDoc {
+    fn from(cause: &Cause) -> Self {
+        let (by, file, why) = match cause {
+            Cause::Wrote(_) => ("writer", None, None),
+            Cause::Through { path, file, .. } => {
+                let dir = if path.is_root() { String::new() } else { path.to_string() };
+                ("through", Some(format!("{dir}/{file}")), None)
+            }
+            Cause::Kernel { why } => ("kernel", None, Some(why.clone())),
+            Cause::Unknown => ("unknown", None, None),
+        };
+        Self { by: by.into(), file, why }
     }
 }
 
@@ -313,6 +353,9 @@ pub struct FindingDoc {
     pub text: String,
     /// Who did it, where that is known.
     pub writer: Option<WriterDoc>,
+    /// How it came about, for what somebody or the kernel does.
+    #[serde(default)]
+    pub cause: Option<CauseDoc>,
     /// When it was mended.
     pub mended: Option<String>,
 }
@@ -324,8 +367,9 @@ impl From<&Finding> for FindingDoc {
             id: f.id.to_string(),
             at: rfc3339(f.at.wall_ns),
             kind: f.kind.name().into(),
-            text: f.kind.to_string(),
-            writer: f.kind.writer().map(WriterDoc::from),
+            text: f.to_string(),
+            writer: f.cause.as_ref().and_then(Cause::writer).map(WriterDoc::from),
+            cause: f.cause.as_ref().map(CauseDoc::from),
             mended: f.mended.map(|m| rfc3339(m.wall_ns)),
         }
     }
@@ -358,8 +402,17 @@ pub struct KernelDoc {
     pub bpf: bool,
     /// inotify tells that files change.
     pub notify: bool,
-    /// fanotify tells who changes them.
+    /// Something tells who changes them.
     pub writers: bool,
+    /// What: `fexit cgroup_file_write`, `kprobe cgroup_file_write`, `fanotify`, or `none: ` and why.
+    #[serde(default)]
+    pub writers_means: String,
+    /// Why no better means are in force.
+    #[serde(default)]
+    pub writers_refused: Vec<String>,
+    /// Writes that it could not tell, since the start.
+    #[serde(default)]
+    pub writers_lost: u64,
     /// The clock source, and whether times of different CPUs may be compared.
     pub clocksource: String,
     /// As above.

@@ -9,10 +9,19 @@ pub mod kernel;
 pub mod lockstep;
 pub mod powercut;
 pub mod smoke;
+pub mod writers;
 
 /// Every suite.
 pub const ALL: &[&Suite] =
-    &[&smoke::SUITE, &kernel::SUITE, &enforce::SUITE, &demo::SUITE, &lockstep::SUITE, &powercut::SUITE];
+    &[
+        &smoke::SUITE,
+        &kernel::SUITE,
+        &enforce::SUITE,
+        &demo::SUITE,
+        &lockstep::SUITE,
+        &powercut::SUITE,
+        &writers::SUITE,
+    ];
 
 /// The suite of this name.
 #[must_use]
