@@ -9,8 +9,8 @@
 //! in force have seen every write of that time; (5) what stays open is settled by a write that is told within a second,
 //! or by its absence.
 //! Invariants: nobody is named for a write that was refused, that ended before the file was last seen well, or that began
-//! after the change was read; the kernel is named only for what it does by itself, which is to make a partition invalid,
-//! and only where nothing was lost.
+//! after the change was read; the kernel is named only for what it does by itself, which is to make a partition invalid
+//! or valid again, and only where nothing was lost.
 //!
 //! What the kernel does upon what: `update_cpumask`, `update_exclusive_cpumask`, `update_prstate` and
 //! `update_parent_effective_cpumask` of `kernel/cgroup/cpuset.c` (6.12); below an ancestor whose `subtree_control` gives
@@ -269,14 +269,17 @@ fn reaches(file: CpusetFile, wrote: Option<&str>, cpus: &CpuSet) -> bool {
     }
 }
 
-/// What moved the kernel to make a partition of `cpus` invalid by itself; `None` if that is not what became of it.
-/// `was` is what it read before.
+/// What moved the kernel to make a partition of `cpus` invalid by itself, or valid again; `None` if that is not what
+/// became of it. `was` is what it read before.
 pub(super) fn kernels_own(was: &str, now: &PartitionState, cpus: &CpuSet, online: &CpuSet) -> Option<String> {
-    let said = now.invalid.as_ref()?;
+    let was = was.parse::<PartitionState>().ok()?;
     // It never makes another kind of it.
-    if was.parse::<PartitionState>().is_ok_and(|was| was.kind != now.kind) {
+    if was.kind != now.kind {
         return None;
     }
+    let Some(said) = &now.invalid else {
+        return was.invalid.is_some().then(|| "it is valid again".into());
+    };
     let offline = cpus.difference(online);
     Some(match said {
         _ if !offline.is_empty() => format!("CPUs {offline} went offline"),

@@ -7,3 +7,4 @@ mod memory;
 mod owners;
 mod refused;
 mod world;
+mod writers;

@@ -279,7 +279,9 @@ fn what_the_kernel_does_by_itself() {
         ("root", "member", "0-1", None),
         ("root", "isolated", "0-1", None),
         ("member", "root invalid", "0-1", None),
-        ("root invalid", "root", "0-7", None),
+        ("root invalid", "root", "0-7", Some("it is valid again")),
+        ("root", "root", "0-7", None),
+        ("isolated invalid", "root", "0-7", None),
     ] {
         let own = kernels_own(was, &now.parse().unwrap(), &cpus, &online.parse().unwrap());
         assert_eq!(own.as_deref(), expected, "{was:?} -> {now:?} with {online} online");

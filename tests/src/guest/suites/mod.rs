@@ -12,16 +12,15 @@ pub mod smoke;
 pub mod writers;
 
 /// Every suite.
-pub const ALL: &[&Suite] =
-    &[
-        &smoke::SUITE,
-        &kernel::SUITE,
-        &enforce::SUITE,
-        &demo::SUITE,
-        &lockstep::SUITE,
-        &powercut::SUITE,
-        &writers::SUITE,
-    ];
+pub const ALL: &[&Suite] = &[
+    &smoke::SUITE,
+    &kernel::SUITE,
+    &enforce::SUITE,
+    &demo::SUITE,
+    &lockstep::SUITE,
+    &powercut::SUITE,
+    &writers::SUITE,
+];
 
 /// The suite of this name.
 #[must_use]
