@@ -192,6 +192,52 @@ impl fmt::Display for CpusetFile {
     }
 }
 
+/// The files of a cgroup by which others change where its tasks may run, or which tasks it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CgroupFile {
+    /// One that truepin writes too.
+    Cpuset(CpusetFile),
+    /// `cgroup.procs`: takes processes.
+    Procs,
+    /// `cgroup.threads`: takes threads.
+    Threads,
+    /// `cgroup.subtree_control`: gives the children their cpuset files and takes them away.
+    SubtreeControl,
+}
+
+impl CgroupFile {
+    /// The file's name in the cgroup's directory.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpuset(file) => file.name(),
+            Self::Procs => "cgroup.procs",
+            Self::Threads => "cgroup.threads",
+            Self::SubtreeControl => "cgroup.subtree_control",
+        }
+    }
+
+    /// The file of this name, if it is one of these.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Self> {
+        let others = [Self::Procs, Self::Threads, Self::SubtreeControl];
+        let cpuset = || CpusetFile::of_name(name).map(Self::Cpuset);
+        others.into_iter().find(|f| f.name() == name).or_else(cpuset)
+    }
+}
+
+impl From<CpusetFile> for CgroupFile {
+    fn from(file: CpusetFile) -> Self {
+        Self::Cpuset(file)
+    }
+}
+
+impl fmt::Display for CgroupFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,6 +256,23 @@ mod tests {
         assert_eq!(CgroupPath::root().child("a").unwrap().child("b").unwrap(), p("a/b"));
         assert!(p("a/b").is_within(&p("a")) && p("a").is_within(&p("a")) && p("a").is_within(&p("")));
         assert!(!p("ab").is_within(&p("a")) && !p("a").is_within(&p("a/b")));
+    }
+
+    #[test]
+    fn files_have_the_names_that_they_are_found_by() {
+        for name in [
+            "cpuset.cpus",
+            "cpuset.cpus.exclusive",
+            "cpuset.cpus.partition",
+            "cpuset.mems",
+            "cgroup.procs",
+            "cgroup.threads",
+            "cgroup.subtree_control",
+        ] {
+            assert_eq!(CgroupFile::of_name(name).map(CgroupFile::name), Some(name));
+        }
+        assert_eq!(CgroupFile::of_name("cpuset.cpus.effective"), None);
+        assert_eq!(CgroupFile::of_name("memory.max"), None);
     }
 
     #[test]

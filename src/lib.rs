@@ -31,7 +31,7 @@ pub mod sweep;
 pub mod topology;
 pub mod verdict;
 
-pub use cgroup::{CgroupId, CgroupPath, CpusetFile};
+pub use cgroup::{CgroupFile, CgroupId, CgroupPath, CpusetFile};
 pub use cpuset::{CpuId, CpuSet};
 pub use nodeset::{NodeId, NodeSet};
 pub use owner::Owner;

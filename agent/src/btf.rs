@@ -106,6 +106,8 @@ pub struct Btf<'a> {
     strings: &'a [u8],
     /// Where in `types` each type's record begins; type 0 (`void`) has none.
     records: Vec<u32>,
+    /// The numbers of the structs, one type in fifteen: a question looks at these alone.
+    structs: Vec<u32>,
 }
 
 /// `BTF_KIND_*`
@@ -178,7 +180,7 @@ impl<'a> Btf<'a> {
         };
         let types = section(8, 12, "type section")?;
         let strings = section(16, 20, "string section")?;
-        let mut btf = Self { types, strings, records: vec![0] };
+        let mut btf = Self { types, strings, records: vec![0], structs: Vec::new() };
         let mut at = 0;
         while at < types.len() {
             let head = btf.head_at(at)?;
@@ -195,6 +197,10 @@ impl<'a> Btf<'a> {
             if end > types.len() {
                 return Err(BtfError::Truncated { what: "type", at, end: types.len() });
             }
+            if head.kind == kind::STRUCT {
+                // Fits: a record has 12 bytes at the least.
+                btf.structs.push(u32::try_from(btf.records.len()).unwrap_or(u32::MAX));
+            }
             // Fits: `types` is at most u32::MAX long.
             btf.records.push(u32::try_from(at).unwrap_or(u32::MAX));
             at = end;
@@ -206,13 +212,12 @@ impl<'a> Btf<'a> {
     pub fn offset(&self, name: &str, member: &str) -> Result<u32, BtfError> {
         let missing = || BtfError::NoMember { name: name.into(), member: member.into() };
         let (mut found, mut seen) = (None, false);
-        for (id, &at) in self.records.iter().enumerate().skip(1) {
-            let head = self.head_at(at as usize)?;
-            if head.kind != kind::STRUCT || self.string(head.name)? != name.as_bytes() {
+        for &id in &self.structs {
+            let (_, head) = self.resolve(name, id)?;
+            if self.string(head.name)? != name.as_bytes() {
                 continue;
             }
             seen = true;
-            let id = u32::try_from(id).unwrap_or(u32::MAX);
             let Some(bit) = self.path(name, id, member)? else { continue };
             if bit % 8 != 0 {
                 return Err(BtfError::BitField { name: name.into(), member: member.into(), bit });

@@ -17,7 +17,7 @@ use crate::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
-    fs,
+    fs, mem,
     sync::Arc,
     time::Duration,
 };
@@ -26,7 +26,7 @@ use truepin::{
     CgroupId, CgroupPath, CpuSet, Owner,
     containers::ContainerId,
     ledger::{Departure, Watched},
-    observed::Kernel,
+    observed::{CgroupObserved, Kernel},
     reconcile::{
         Answer, Effect, Event, Finding, FindingKind, ForeignWrite, PodAdmission, State, Ticket, step,
     },
@@ -60,7 +60,9 @@ pub struct Engine {
     /// That files changed.
     pub watch: Option<Watch>,
     /// Who changed them.
-    pub writers: Option<Writers>,
+    pub writers: Writers,
+    /// Something was told beside a reading, and may not be in it: to be looked at.
+    news: bool,
     /// Finds containers.
     scanner: Scanner,
     pods_seen: BTreeSet<String>,
@@ -79,7 +81,7 @@ impl Engine {
         collector: Collector,
         store: Option<Store>,
         watch: Option<Watch>,
-        writers: Option<Writers>,
+        writers: Writers,
         scanner: Scanner,
     ) -> Self {
         Self {
@@ -91,6 +93,7 @@ impl Engine {
             store,
             watch,
             writers,
+            news: false,
             applied: 0,
             replies: HashMap::new(),
             tickets: 0,
@@ -200,13 +203,23 @@ impl Engine {
                 }
             };
             for effect in step(&mut self.state, event, now) {
-                events.extend(self.carry_out(effect));
+                self.carry_out(effect, &mut events);
             }
         }
     }
 
-    fn carry_out(&mut self, effect: Effect) -> Option<Event> {
-        match effect {
+    /// What others have written up to now: whatever a reading shows that was taken before, was made by one of these, by
+    /// one that was told earlier, or by nobody who could be seen.
+    fn written(&mut self) -> Option<Event> {
+        self.writers.means()?;
+        let mut writes = Vec::new();
+        let sight = self.writers.look(now_ns(), &mut writes);
+        self.news |= !writes.is_empty();
+        Some(Event::Wrote { writes, sight, lost: self.writers.lost() })
+    }
+
+    fn carry_out(&mut self, effect: Effect, results: &mut VecDeque<Event>) {
+        let result = match effect {
             Effect::Persist(record) => {
                 let saved = match &mut self.store {
                     Some(store) => store.save(&record).map_err(|e| chain(&e)),
@@ -214,7 +227,11 @@ impl Engine {
                 };
                 Some(Event::Persisted(saved))
             }
-            Effect::Observe(scope) => Some(Event::Observed(self.kernel.observe(&scope))),
+            Effect::Observe(scope) => {
+                let read = self.kernel.observe(&scope);
+                results.extend(self.written());
+                Some(Event::Observed(read))
+            }
             Effect::Apply(steps) => {
                 self.applied += 1;
                 let mount = self.kernel.mount().root.display().to_string();
@@ -223,7 +240,11 @@ impl Engine {
                 }
                 Some(Event::Applied(executor::execute(&mut self.kernel, steps)))
             }
-            Effect::Configure(watched) => Some(Event::Configured(self.configure(&watched))),
+            Effect::Configure(watched) => {
+                // Other owners: other writes are of interest.
+                self.watch_writers();
+                Some(Event::Configured(self.configure(&watched)))
+            }
             Effect::Collect => Some(Event::Collected(self.collect())),
             Effect::SweepTasks(owners) => Some(Event::Swept(self.sweep(owners))),
             Effect::Confine(cpus) => {
@@ -245,7 +266,8 @@ impl Engine {
                 log(&finding);
                 None
             }
-        }
+        };
+        results.extend(result);
     }
 
     fn owners(&self) -> Vec<(CgroupId, CgroupPath)> {
@@ -302,31 +324,41 @@ impl Engine {
         {
             tracing::warn!("{}; changes there are found at the next tick", chain(&error));
         }
-        if let Some(writers) = &mut self.writers
-            && let Err(error) = writers.set(paths)
-        {
-            tracing::warn!("{}; writers of these files stay unknown", chain(&error));
+        self.watch_writers();
+    }
+
+    fn watch_writers(&mut self) {
+        let state = &self.state;
+        let of = |(path, c): (&CgroupPath, &CgroupObserved)| (path.clone(), (c.id, state.interest(path)));
+        match self.writers.watch(state.observed.cgroups.iter().map(of).collect()) {
+            // What was written just before went unseen. From a reading that follows on, nothing does.
+            Ok(changed) => self.news |= changed,
+            Err(error) => tracing::warn!("{}; writers of these files stay unknown", chain(&error)),
         }
+    }
+
+    /// Whether there is something to look at that nothing will wake the loop for.
+    #[must_use]
+    pub fn has_news(&self) -> bool {
+        self.news
     }
 
     /// Reads what the kernel reported since the last call and acts on it; of departures only with `ring`.
     pub fn gather(&mut self, ring: bool) -> Gathered {
         let mut writes: Vec<ForeignWrite> = Vec::new();
         let mut departures: Vec<Departure> = Vec::new();
-        let mut any = false;
+        let mut any = mem::take(&mut self.news);
         if let Some(watch) = &mut self.watch {
             match watch.drain(&mut writes) {
                 Ok(something) => any |= something,
                 Err(error) => tracing::warn!("{}", chain(&error)),
             }
         }
-        if let Some(writers) = &mut self.writers {
-            let before = writes.len();
-            if let Err(error) = writers.drain(&mut writes) {
-                tracing::warn!("{}", chain(&error));
-            }
-            any |= writes.len() > before;
+        let before = writes.len();
+        if let Err(error) = self.writers.drain(now_ns(), &mut writes) {
+            tracing::warn!("{}", chain(&error));
         }
+        any |= writes.len() > before;
         let files = any;
         if let Some(probe) = self.collector.probe.as_mut().filter(|_| ring) {
             match probe.drain(&mut departures) {
@@ -350,11 +382,11 @@ pub(crate) fn now_ns() -> u64 {
 
 fn log(finding: &Finding) {
     use FindingKind as K;
-    let (id, kind) = (finding.id, &finding.kind);
-    match kind {
-        K::Note(_) | K::FightOver { .. } | K::Gone { .. } => tracing::info!(id, "{kind}"),
-        K::Broken(_) | K::NotDurable(_) | K::Stuck(_) | K::StepFailed(_) => tracing::error!(id, "{kind}"),
-        _ => tracing::warn!(id, "{kind}"),
+    let id = finding.id;
+    match &finding.kind {
+        K::Note(_) | K::FightOver { .. } | K::Gone { .. } => tracing::info!(id, "{finding}"),
+        K::Broken(_) | K::NotDurable(_) | K::Stuck(_) | K::StepFailed(_) => tracing::error!(id, "{finding}"),
+        _ => tracing::warn!(id, "{finding}"),
     }
 }
 

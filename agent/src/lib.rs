@@ -3,6 +3,7 @@
 pub mod api;
 pub mod bpf;
 pub mod btf;
+pub mod cgroup_id;
 pub mod cgroupfs;
 pub mod cli;
 pub mod config;
@@ -11,6 +12,7 @@ pub mod cri;
 pub mod engine;
 pub mod evidence;
 pub mod executor;
+pub mod fault;
 pub mod kubelet;
 pub mod lock;
 pub mod machine;

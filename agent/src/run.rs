@@ -221,6 +221,7 @@ impl Agent {
             self.engine.cri().and_then(Cri::due_ns),
             coalescing.then_some(self.quiet_until_ns),
             (now < self.ring_quiet.until_ns).then_some(self.ring_quiet.until_ns),
+            self.engine.has_news().then_some(self.quiet_until_ns),
         ];
         let next = deadlines.into_iter().flatten().min().unwrap_or(u64::MAX);
         let millis = next.saturating_sub(now).div_ceil(1_000_000).min(60_000);
@@ -231,7 +232,7 @@ impl Agent {
         if !coalescing {
             let reports = [
                 self.engine.watch.as_ref().map(AsFd::as_fd),
-                self.engine.writers.as_ref().map(AsFd::as_fd),
+                self.engine.writers.fd(),
                 self.engine
                     .collector
                     .probe

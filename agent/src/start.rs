@@ -6,13 +6,14 @@
 
 use crate::{
     api::calls::About,
-    bpf::BpfProbe,
+    bpf::{BpfProbe, Hook, WriteHook},
     cgroupfs::{CgroupFs, Mount, MountError},
     config::{Config, Reserve, RunMode},
     containers::{Names, Scanner},
     cri::{self, Cri},
     engine::Engine,
     evidence::{self, Collector},
+    fault::Faults,
     kubelet,
     lock::{self, LockError},
     paths::Paths,
@@ -20,7 +21,7 @@ use crate::{
     store::{Store, StoreError, chain},
     sysfs::{self, OnlineCpus, SysfsError},
     watch::Watch,
-    writers::Writers,
+    writers::{Means, Writers},
 };
 use nix::fcntl::Flock;
 use std::{
@@ -183,7 +184,11 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
     let mut findings = Vec::new();
     let (store, record) = if audit { (None, None) } else { open(paths, &mut findings)? };
     let (exclusive, partition) = if audit { (false, false) } else { probe_partitions(&mut kernel, &slice)? };
-    let probe = load_bpf(config, &mount, &mut notes)?;
+    let faults = Faults::ordered().unwrap_or_else(|error| {
+        notes.push(error.to_string());
+        Faults::default()
+    });
+    let (probe, writers) = programs(config, &mount, faults, &mut notes)?;
     let facts = KernelFacts {
         cpuset: mount.cpuset,
         exclusive,
@@ -226,8 +231,6 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
         "changes of files are found at the tick only",
         &mut notes,
     );
-    let writers = || Writers::new(&mount.root);
-    let writers = optional(config.sources.writers, writers, "writers of files stay unknown", &mut notes);
     let mut scanner = Scanner::new(&mount.root, Path::new("/"), names);
     if let Some(socket) = &config.sources.cri {
         scanner.cri = optional(true, || Cri::new(socket), "runtimes are not asked for names", &mut notes);
@@ -340,7 +343,41 @@ fn probe_partitions(kernel: &mut CgroupFs, slice: &CgroupPath) -> Result<(bool, 
     Ok(kernel.partition_files()?.unwrap_or((false, false)))
 }
 
-fn load_bpf(config: &Config, mount: &Mount, notes: &mut Vec<String>) -> Result<Option<BpfProbe>, StartError> {
+/// The eBPF programs, and the means by which writers are named, of which a hook is one of them.
+fn programs(
+    config: &Config,
+    mount: &Mount,
+    faults: Faults,
+    notes: &mut Vec<String>,
+) -> Result<(Option<BpfProbe>, Writers), StartError> {
+    let allowed =
+        |means: Means| config.sources.writers && faults.writers.is_none_or(|only| only == Some(means));
+    let hooks: Vec<Hook> = Hook::ALL.into_iter().filter(|hook| allowed(Means::Hook(*hook))).collect();
+    let loaded = load_bpf(config, mount, &hooks, notes)?;
+    let (probe, hook, refused) = match loaded {
+        Some((probe, hook, refused)) => (Some(probe), hook, refused),
+        None => (None, None, vec!["eBPF is off".into()]),
+    };
+    let writers = if config.sources.writers {
+        Writers::new(&mount.root, hook, allowed(Means::Fanotify), refused)
+    } else {
+        Writers::none("sources.writers is false".into())
+    };
+    if config.sources.writers && writers.means().is_none() {
+        notes.push(format!("writers of files stay unknown: {}", writers.refused().join("; ")));
+    }
+    Ok((probe, writers))
+}
+
+/// The programs with the first of `hooks` that the kernel takes, and why it did not take the ones before.
+type Loaded = (BpfProbe, Option<WriteHook>, Vec<String>);
+
+fn load_bpf(
+    config: &Config,
+    mount: &Mount,
+    hooks: &[Hook],
+    notes: &mut Vec<String>,
+) -> Result<Option<Loaded>, StartError> {
     let audit = config.mode == RunMode::Audit;
     if !config.sources.bpf {
         return if audit { Err(StartError::BpfOff) } else { Ok(None) };
@@ -351,8 +388,8 @@ fn load_bpf(config: &Config, mount: &Mount, notes: &mut Vec<String>) -> Result<O
         );
         return Ok(None);
     }
-    match BpfProbe::load() {
-        Ok(probe) => Ok(Some(probe)),
+    match BpfProbe::load_with(hooks) {
+        Ok(loaded) => Ok(Some(loaded)),
         Err(error) if audit => Err(StartError::NoBpf(Box::new(error))),
         Err(error) => {
             notes.push(format!("no kernel evidence, verdicts will be inconclusive: {}", chain(&error)));

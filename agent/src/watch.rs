@@ -10,7 +10,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
     path::Path,
 };
-use truepin::{CgroupPath, CpusetFile, reconcile::ForeignWrite};
+use truepin::{CgroupFile, CgroupPath, reconcile::ForeignWrite};
 
 /// inotify refused.
 #[derive(Debug, thiserror::Error)]
@@ -94,14 +94,13 @@ impl Watch {
                 }
                 let Some(path) = self.paths.get(&event.wd) else { continue };
                 let name = event.name.as_deref().and_then(|n| n.to_str()).unwrap_or_default();
-                let file = CpusetFile::of_name(name);
+                // Whoever comes into a cgroup or leaves it changes no set.
+                let file = CgroupFile::of_name(name)
+                    .filter(|f| !matches!(f, CgroupFile::Procs | CgroupFile::Threads));
                 let of_directory = event.mask.intersects(
                     AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE | AddWatchFlags::IN_DELETE_SELF,
                 );
-                if file.is_some()
-                    || of_directory
-                    || matches!(name, "cgroup.events" | "cgroup.subtree_control")
-                {
+                if file.is_some() || of_directory || name == "cgroup.events" {
                     any = true;
                     into.push(ForeignWrite { path: path.clone(), file, writer: None });
                 }
@@ -126,6 +125,7 @@ impl AsFd for Watch {
 mod tests {
     use super::*;
     use std::fs;
+    use truepin::CpusetFile;
 
     #[test]
     fn names_the_file_and_forgets_what_is_gone() {
@@ -141,7 +141,10 @@ mod tests {
         fs::write(root.path().join("a/cpuset.cpus"), "2").unwrap();
         fs::write(root.path().join("a/other"), "2").unwrap();
         assert!(watch.drain(&mut seen).unwrap());
-        assert!(seen.iter().any(|w| w.path.as_str() == "a" && w.file == Some(CpusetFile::Cpus)), "{seen:?}");
+        assert!(
+            seen.iter().any(|w| w.path.as_str() == "a" && w.file == Some(CpusetFile::Cpus.into())),
+            "{seen:?}"
+        );
 
         seen.clear();
         fs::remove_dir_all(root.path().join("a")).unwrap();

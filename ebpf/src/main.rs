@@ -1,10 +1,11 @@
 //! The kernel half of truepin: where the time of every watched CPU goes, and which tasks of an owner go elsewhere.
 //!
 //! `ledger` closes a slice at every switch, `flush` closes the open one on request and publishes the slot,
-//! `departures` watches migrations and first placements, `read` reads the kernel's structs. Maps are in `maps`.
+//! `departures` watches migrations and first placements, `writes` sees who writes files of cgroups, `read` reads the
+//! kernel's structs. Maps are in `maps`.
 //!
 //! Invariants: on a CPU that is not watched `sched_switch` does one test; a slot is written only on its own CPU with
-//! preemption off; user space writes `CPUS`, `OWNERS` and `CONFIG` and reads the rest.
+//! preemption off; user space writes `CPUS`, `OWNERS`, `CONFIG` and `WATCHED` and reads the rest.
 #![no_std]
 #![no_main]
 #![allow(
@@ -17,6 +18,7 @@ mod flush;
 mod ledger;
 mod maps;
 mod read;
+mod writes;
 
 use aya_ebpf::{macros::btf_tracepoint, programs::BtfTracePointContext};
 

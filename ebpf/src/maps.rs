@@ -5,8 +5,8 @@ use aya_ebpf::{
     maps::{Array, HashMap, PerCpuArray, RingBuf},
 };
 use truepin_abi::{
-    Config, Counters, CpuConfig, IntruderKey, IntruderValue, Losses, MAX_INTRUDERS, MAX_OWNERS, RING_BYTES,
-    Slot,
+    Config, Counters, CpuConfig, IntruderKey, IntruderValue, Losses, MAX_INTRUDERS, MAX_OWNERS, MAX_WATCHED,
+    MAX_WRITING, RING_BYTES, Slot, WRITE_RING_BYTES, Write,
 };
 
 /// Entry `LIVE` is the ledger, entry `COPY` what the last flush published.
@@ -40,3 +40,24 @@ pub static INTRUDERS: HashMap<IntruderKey, IntruderValue> = HashMap::with_max_en
 /// `Departure` records.
 #[map]
 pub static DEPARTURES: RingBuf = RingBuf::with_byte_size(RING_BYTES, 0);
+
+/// Process id of user space, whose own writes are not told; one entry.
+#[map]
+pub static OWN_TGID: Array<u32> = Array::with_max_entries(1, 0);
+
+/// Cgroup id to what of `truepin_abi::watch` is told. The loader makes it small where no hook is wanted.
+#[map]
+pub static WATCHED: HashMap<u64, u32> = HashMap::with_max_entries(MAX_WATCHED, 0);
+
+/// Writes under way, by process and thread id (`bpf_get_current_pid_tgid`).
+#[map]
+pub static WRITING: HashMap<u64, Write> = HashMap::with_max_entries(MAX_WRITING, 0);
+
+/// `Write` records.
+#[map]
+pub static WRITES: RingBuf = RingBuf::with_byte_size(WRITE_RING_BYTES, 0);
+
+/// Writes of which no record was made, for want of room: the first entry is of the program at a write's start, the
+/// second of the one at its end. A program does not interrupt itself on a CPU, so each has words of its own.
+#[map]
+pub static WRITES_LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(2, 0);

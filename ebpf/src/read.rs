@@ -6,7 +6,10 @@
 //! and costs one instruction. Elsewhere (`Probed`) each field is a `bpf_probe_read_kernel`, about 40 ns.
 //! Invariant: a field that cannot be read is zero: pid 0 is idle, cgroup 0 is nobody's, both visible in the ledger.
 
-use aya_ebpf::{Global, helpers::bpf_probe_read_kernel};
+use aya_ebpf::{
+    Global,
+    helpers::{bpf_probe_read_kernel, generated::bpf_probe_read_kernel_str},
+};
 
 macro_rules! offsets {
     ($($name:ident)*) => { $( #[unsafe(no_mangle)] static $name: Global<u32> = Global::new(0); )* };
@@ -14,6 +17,8 @@ macro_rules! offsets {
 // The loader overrides each by name and refuses an object that lacks one.
 offsets!(TASK_PID TASK_TGID TASK_COMM TASK_FLAGS TASK_CPU TASK_CGROUPS TASK_NR_CPUS TASK_START);
 offsets!(CSS_SET_DFL_CGRP CGROUP_KN CGROUP_LEVEL CGROUP_ANCESTORS KERNFS_NODE_ID);
+// Read by the hook on writes alone, which is not loaded where one of them cannot be found.
+offsets!(KERNFS_OPEN_FILE_KN KERNFS_NODE_NAME KERNFS_NODE_PARENT KERNFS_NODE_PRIV CGROUP_ROOT CGROUP_ROOT_HIERARCHY);
 
 /// `PF_KTHREAD` of `include/linux/sched.h`.
 const PF_KTHREAD: u32 = 0x0020_0000;
@@ -135,4 +140,53 @@ impl Cgroup {
             Cgroup(Probed::field(element, CGROUP_ANCESTORS.load())).id::<Probed>()
         }
     }
+}
+
+/// A `kernfs_node`: a file or a directory of cgroupfs. May be null.
+#[derive(Clone, Copy)]
+pub struct Node(Addr);
+
+impl Node {
+    /// The node of an open file (`kernfs_open_file`).
+    #[inline(always)]
+    pub unsafe fn of_open_file(file: Addr) -> Self {
+        unsafe { Self(Probed::field(file, KERNFS_OPEN_FILE_KN.load())) }
+    }
+
+    /// The directory that it is in.
+    #[inline(always)]
+    pub unsafe fn parent(self) -> Self {
+        unsafe { Self(Probed::field(self.0, KERNFS_NODE_PARENT.load())) }
+    }
+
+    /// Of a cgroup's directory: the cgroup's id.
+    #[inline(always)]
+    pub unsafe fn id(self) -> u64 {
+        unsafe { Probed::field(self.0, KERNFS_NODE_ID.load()) }
+    }
+
+    /// Puts its name into `into`, cut where that ends, NUL behind it. The rest of `into` stays as it is.
+    #[inline(always)]
+    pub unsafe fn name<const N: usize>(self, into: &mut [u8; N]) {
+        unsafe { text(Probed::field(self.0, KERNFS_NODE_NAME.load()), into) }
+    }
+
+    /// Of a cgroup's directory: whether that is on the default hierarchy, which has number 0. Ids of cgroups are only
+    /// unique within their hierarchy.
+    #[inline(always)]
+    pub unsafe fn is_v2(self) -> bool {
+        unsafe {
+            let cgroup: Addr = Probed::field(self.0, KERNFS_NODE_PRIV.load());
+            let root: Addr = Probed::field(cgroup, CGROUP_ROOT.load());
+            !root.is_null() && Probed::field::<u32>(root, CGROUP_ROOT_HIERARCHY.load()) == 0
+        }
+    }
+}
+
+/// Copies a string of the kernel's into `into`, cut where that ends.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation, reason = "arrays of tens of bytes")]
+pub unsafe fn text<const N: usize>(from: Addr, into: &mut [u8; N]) {
+    // What cannot be read stays empty.
+    unsafe { bpf_probe_read_kernel_str(into.as_mut_ptr().cast(), N as u32, from.cast()) };
 }

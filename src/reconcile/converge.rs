@@ -1,7 +1,7 @@
 //! From a reading to the steps of one phase.
 
 use super::{
-    AdmitError, Answer, Effect, FindingKind, ForeignWrite, Pending, Runtime, Work, Writer,
+    AdmitError, Answer, Cause, Effect, FindingKind, ForeignWrite, Pending, Runtime, Work,
     step::{Turn, keep},
 };
 use crate::{
@@ -30,17 +30,7 @@ const ENOSPC: i32 = 28;
 impl Turn<'_> {
     pub(super) fn disturbed(&mut self, writes: Vec<ForeignWrite>, departures: Vec<Departure>) {
         for w in writes {
-            if let Some(by) = &w.writer
-                && self.name_late(&w.path, w.file, by)
-            {
-                continue;
-            }
-            if let Some(file) = w.file {
-                self.s.fights.touched(&(w.path.clone(), file), self.now.mono_ns);
-            }
-            if let Some(by) = w.writer {
-                self.s.writers.insert((w.path, w.file), by);
-            }
+            self.written(w);
         }
         for d in departures {
             let owner = self.s.runtime.iter_mut().find(|(_, r)| r.id == d.owner);
@@ -61,26 +51,6 @@ impl Turn<'_> {
             keep(&mut self.s.departures, d);
         }
         self.look();
-    }
-
-    /// The kernel's own notice of a change (a partition that ended) can come before the writer's name: the drift was
-    /// found without one then, and gets it now. True when it did.
-    fn name_late(&mut self, path: &CgroupPath, file: Option<CpusetFile>, by: &Writer) -> bool {
-        const LATE_NS: u64 = 1_000_000_000;
-        let now = self.now.mono_ns;
-        let unnamed = self.s.findings.iter_mut().rev().find(|f| {
-            let this = matches!(&f.kind, FindingKind::Drift { path: p, file: d, .. } if p == path && Some(*d) == file);
-            this && now.saturating_sub(f.at.mono_ns) < LATE_NS
-        });
-        let Some(finding) = unnamed else { return false };
-        let FindingKind::Drift { file, writer: writer @ None, .. } = &mut finding.kind else { return false };
-        *writer = Some(by.clone());
-        let file = *file;
-        self.out.push(Effect::Report(finding.clone()));
-        if self.s.fights.named(&(path.clone(), file), by.pid) {
-            self.report(FindingKind::FightOver { path: path.clone(), file });
-        }
-        true
     }
 
     pub(super) fn persisted(&mut self, result: Result<(), String>) {
@@ -145,6 +115,8 @@ impl Turn<'_> {
     pub(super) fn observed(&mut self, observed: Observed) {
         self.s.online = observed.online.clone();
         let before = mem::replace(&mut self.s.observed, observed);
+        self.s.causes.reads();
+        self.settle_names();
         self.s.leaving = self.recognise();
         if self.s.settings.audit {
             return self.settle();
@@ -159,7 +131,7 @@ impl Turn<'_> {
         let mut desired = self.s.desired();
         let mut plan = plan::diff(&desired, &self.s.observed);
         if was_settled {
-            self.sets(false);
+            self.sets(Some(&before));
         }
         if self.drift(&plan, was_settled.then_some(&before)) {
             desired = self.s.desired();
@@ -262,7 +234,7 @@ impl Turn<'_> {
     /// that was somebody else. What merely follows from a change of the machine or the table is no drift. True when a
     /// file is left alone from now on.
     pub(super) fn drift(&mut self, plan: &Plan, before: Option<&Observed>) -> bool {
-        let mut files: BTreeMap<(CgroupPath, CpusetFile), (String, String)> = BTreeMap::new();
+        let mut files: BTreeMap<(CgroupPath, CpusetFile), [String; 3]> = BTreeMap::new();
         for Planned { step, .. } in &plan.steps {
             let Step::Write { path, file, new, .. } = step else { continue };
             let key = (path.clone(), *file);
@@ -271,42 +243,29 @@ impl Turn<'_> {
                 Some(b) => same_cgroup(b, &self.s.observed, path).then(|| text_of(b, path, *file)),
                 None => self.s.progress.wrote.get(&key).cloned(),
             };
-            if was.is_some_and(|was| was != now) {
+            if let Some(was) = was.filter(|was| *was != now) {
                 let wanted = new.to_string();
-                files.entry(key).and_modify(|f| f.1.clone_from(&wanted)).or_insert((now, wanted));
+                files.entry(key).and_modify(|f| f[2].clone_from(&wanted)).or_insert([was, now, wanted]);
             }
         }
         let mut frozen = false;
-        for ((path, file), (found, wanted)) in files {
-            let writer = self.writer(&path, file);
-            let pid = writer.as_ref().map(|w| w.pid);
+        for ((path, file), [was, found, wanted]) in files {
             let key = (path.clone(), file);
             self.s.progress.wrote.remove(&key);
-            let kind = FindingKind::Drift { path: path.clone(), file, found, wanted, writer: writer.clone() };
-            let id = self.report(kind);
-            if self.s.fights.changed(&key, pid, self.now.mono_ns) {
+            let change = self.change(&path, file, &was, before);
+            let kind = FindingKind::Drift { path: path.clone(), file, found, wanted };
+            let (id, cause) = self.report_change(kind, change);
+            let writer = cause.writer().map(|w| w.pid);
+            let kernel = matches!(cause, Cause::Kernel { .. });
+            if !kernel && self.s.fights.changed(&key, writer, self.now.mono_ns) {
                 let repairs = self.s.settings.repairs_per_minute;
-                self.report(FindingKind::Fight { path, file, writer, repairs });
+                self.report_by(FindingKind::Fight { path, file, repairs }, Some(cause));
                 frozen = true;
             } else {
                 self.s.drifted.push(id);
             }
         }
-        self.s.writers.clear();
         frozen
-    }
-
-    /// Who changed a file: the writer of the file, of something in its directory that has no name here, or of such a
-    /// thing above it (`cgroup.subtree_control` takes the files away).
-    fn writer(&self, path: &CgroupPath, file: CpusetFile) -> Option<Writer> {
-        let writers = &self.s.writers;
-        let own = writers.get(&(path.clone(), Some(file))).or_else(|| writers.get(&(path.clone(), None)));
-        let gone = self.s.observed.cpuset(path).is_none();
-        let above = || {
-            let up = path.ancestors();
-            up.into_iter().rev().find_map(|p| writers.get(&(p, None)))
-        };
-        own.or_else(|| if gone { above() } else { None }).cloned()
     }
 
     /// Tells what is new among the problems; returns the one that concerns the pending admission.
@@ -538,7 +497,7 @@ impl Turn<'_> {
 }
 
 /// The file as it reads; empty where there is none.
-fn text_of(observed: &Observed, path: &CgroupPath, file: CpusetFile) -> String {
+pub(super) fn text_of(observed: &Observed, path: &CgroupPath, file: CpusetFile) -> String {
     let Some(files) = observed.cpuset(path) else { return String::new() };
     match file {
         CpusetFile::Cpus => files.cpus.to_string(),
@@ -557,7 +516,7 @@ fn is_empty_list(value: &Value) -> bool {
 }
 
 /// Whether the directory is the same one in both readings.
-fn same_cgroup(a: &Observed, b: &Observed, path: &CgroupPath) -> bool {
+pub(super) fn same_cgroup(a: &Observed, b: &Observed, path: &CgroupPath) -> bool {
     let id = |o: &Observed| o.cgroups.get(path).map(|c| c.id);
     id(a).is_some() && id(a) == id(b)
 }

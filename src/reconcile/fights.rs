@@ -56,6 +56,15 @@ impl Fights {
         over
     }
 
+    /// The newest change was nobody's, but the kernel's own; true when that ends what had looked like a fight.
+    pub(super) fn pardoned(&mut self, key: &Key) -> bool {
+        let Some(file) = self.files.get_mut(key) else { return false };
+        file.changes.pop_back_if(|(writer, _)| writer.is_none());
+        let over = file.frozen && by_one(&file.changes, None) <= self.limit as usize;
+        file.frozen &= !over;
+        over
+    }
+
     /// A change of a file that is left alone already: the quiet minute starts anew.
     pub(super) fn touched(&mut self, key: &Key, now_ns: u64) {
         if let Some(file) = self.files.get_mut(key).filter(|f| f.frozen) {
@@ -143,6 +152,22 @@ mod tests {
                 "the fourth of one is one: {i}"
             );
         }
+    }
+
+    #[test]
+    fn what_the_kernel_does_is_no_fight() {
+        let mut f = Fights::new(3);
+        for i in 0..10 {
+            let fight = f.changed(&key(), None, i * S);
+            assert!(!f.pardoned(&key()) && !fight && f.frozen().is_empty(), "{i}");
+        }
+        for i in 0..3 {
+            assert!(!f.changed(&key(), Some(7), (10 + i) * S));
+        }
+        assert!(f.changed(&key(), None, 13 * S), "it may have been 7 again");
+        assert!(f.pardoned(&key()) && f.frozen().is_empty(), "it was not");
+        assert!(!f.pardoned(&key()), "a known writer stays one");
+        assert!(f.changed(&key(), Some(7), 14 * S));
     }
 
     #[test]

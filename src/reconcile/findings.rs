@@ -2,7 +2,7 @@
 
 use super::{AdmitError, Writer};
 use crate::{
-    cgroup::{CgroupPath, CpusetFile},
+    cgroup::{CgroupFile, CgroupPath, CpusetFile},
     containers::ContainerId,
     cpuset::CpuSet,
     explain::Explanation,
@@ -24,8 +24,44 @@ pub struct Finding {
     pub at: Instant,
     /// What.
     pub kind: FindingKind,
+    /// Who did it, for what somebody or the kernel does.
+    pub cause: Option<Cause>,
     /// When it was mended, for what can be.
     pub mended: Option<Instant>,
+}
+
+/// Who changed a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cause {
+    /// Somebody wrote it.
+    Wrote(Writer),
+    /// Somebody wrote another file, and the kernel changed this one upon that.
+    Through {
+        /// The cgroup of the other file.
+        path: CgroupPath,
+        /// The other file.
+        file: CgroupFile,
+        /// Who.
+        writer: Writer,
+    },
+    /// The kernel, and no write came before that could have made it.
+    Kernel {
+        /// What moved it, in words.
+        why: String,
+    },
+    /// It cannot be told.
+    Unknown,
+}
+
+impl Cause {
+    /// The writer, where there is one.
+    #[must_use]
+    pub fn writer(&self) -> Option<&Writer> {
+        match self {
+            Self::Wrote(writer) | Self::Through { writer, .. } => Some(writer),
+            Self::Kernel { .. } | Self::Unknown => None,
+        }
+    }
 }
 
 /// What was found.
@@ -41,8 +77,6 @@ pub enum FindingKind {
         found: String,
         /// What it should hold.
         wanted: String,
-        /// Who did it.
-        writer: Option<Writer>,
     },
     /// A file is changed again and again; it is left alone.
     Fight {
@@ -50,8 +84,6 @@ pub enum FindingKind {
         path: CgroupPath,
         /// The file.
         file: CpusetFile,
-        /// Who.
-        writer: Option<Writer>,
         /// Changes that were repaired within a minute.
         repairs: u32,
     },
@@ -64,6 +96,15 @@ pub enum FindingKind {
     },
     /// A fault of an owner's set.
     Set(SetFinding),
+    /// Somebody who is no task of the owner's put one into its cgroup, which is truepin's own.
+    Joined {
+        /// The owner.
+        owner: Owner,
+        /// The cgroup.
+        path: CgroupPath,
+        /// Process or thread, with its id where that is known.
+        who: String,
+    },
     /// An owner's tasks went to other CPUs.
     Departed {
         /// The owner.
@@ -152,6 +193,7 @@ impl FindingKind {
             Self::Fight { .. } => "fight",
             Self::FightOver { .. } => "fight-over",
             Self::Set(_) => "set",
+            Self::Joined { .. } => "joined",
             Self::Departed { .. } => "departure",
             Self::Gone { .. } => "gone",
             Self::Refitted(_) => "refitted",
@@ -184,12 +226,11 @@ impl FindingKind {
         }
     }
 
-    /// The writer, where there is one.
-    #[must_use]
-    pub fn writer(&self) -> Option<&Writer> {
+    /// What stands between a finding and its cause.
+    fn conjunction(&self) -> &'static str {
         match self {
-            Self::Drift { writer, .. } | Self::Fight { writer, .. } => writer.as_ref(),
-            _ => None,
+            Self::Joined { .. } => "by",
+            _ => "changed by",
         }
     }
 }
@@ -197,15 +238,40 @@ impl FindingKind {
 impl fmt::Display for Writer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (pid {}", self.comm, self.pid)?;
-        if let Some(cgroup) = &self.cgroup {
-            write!(f, ", cgroup {cgroup}")?;
+        match (&self.cgroup, self.cgroup_id) {
+            (Some(cgroup), _) => write!(f, ", cgroup {cgroup}")?,
+            (None, Some(id)) => write!(f, ", cgroup #{id}, removed since")?,
+            (None, None) => {}
         }
-        f.write_str(")")
+        f.write_str(if self.certain { ")" } else { "; name read later)" })
     }
 }
 
-fn by(writer: Option<&Writer>) -> String {
-    writer.map_or_else(|| "an unknown writer or the kernel".into(), ToString::to_string)
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Wrote(writer) => writer.fmt(f),
+            Self::Through { path, file, writer } => {
+                write!(f, "the kernel, after {writer} wrote ")?;
+                if let Some(text) = &writer.wrote {
+                    write!(f, "{text:?} to ")?;
+                }
+                write!(f, "{file} of {path}")
+            }
+            Self::Kernel { why } => write!(f, "the kernel itself ({why})"),
+            Self::Unknown => f.write_str("an unknown writer or the kernel"),
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.kind.fmt(f)?;
+        match &self.cause {
+            Some(cause) => write!(f, "; {} {cause}", self.kind.conjunction()),
+            None => Ok(()),
+        }
+    }
 }
 
 fn because(why: Option<&Explanation>) -> String {
@@ -215,22 +281,18 @@ fn because(why: Option<&Explanation>) -> String {
 impl fmt::Display for FindingKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Drift { path, file, found, wanted, writer } => {
-                write!(
-                    f,
-                    "{file} of {path} reads {found:?}, wanted {wanted:?}; changed by {}",
-                    by(writer.as_ref())
-                )
+            Self::Drift { path, file, found, wanted } => {
+                write!(f, "{file} of {path} reads {found:?}, wanted {wanted:?}")
             }
-            Self::Fight { path, file, writer, repairs } => write!(
+            Self::Fight { path, file, repairs } => write!(
                 f,
-                "{file} of {path} was changed again after {repairs} repairs within a minute by {}; left alone until it has been quiet for a minute",
-                by(writer.as_ref())
+                "{file} of {path} was changed again after {repairs} repairs within a minute, and is left alone until it has been quiet for a minute"
             ),
             Self::FightOver { path, file } => {
                 write!(f, "{file} of {path} is repaired again: quiet for a minute, or no fight after all")
             }
             Self::Set(found) => write!(f, "{}: {}", found.owner, found.fault),
+            Self::Joined { owner, path, who } => write!(f, "{owner}: {who} was moved into {path}"),
             Self::Departed { owner, example } => write!(f, "{owner}: a task left its CPUs: {example}"),
             Self::Gone { owner, cpus, why } => write!(f, "{owner} is gone ({why}); CPUs {cpus} are free"),
             Self::Refitted(refit) => refit.fmt(f),

@@ -5,7 +5,7 @@
 use super::{Finding, FindingKind, MAX_LEVEL, PodAdmission, Sighting};
 use crate::{
     assignments::Assignment,
-    cgroup::{CgroupId, CgroupPath, CpusetFile},
+    cgroup::{CgroupFile, CgroupId, CgroupPath},
     checkpoint::Checkpoint,
     containers::ContainerId,
     cpuset::CpuSet,
@@ -34,15 +34,26 @@ pub enum Home {
     Existing(CgroupPath),
 }
 
-/// Who wrote a file.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+/// Who wrote a file, and when.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Writer {
     /// Process id.
     pub pid: u32,
-    /// Its name when the event was read: a hint, the process may have gone on to another program.
+    /// The name of the thread that wrote; without `certain`, of the process when the event was read.
     pub comm: String,
-    /// Its cgroup, where it could still be read.
+    /// Its cgroup before the write, or when the event was read; `None` where that is not known any more.
     pub cgroup: Option<CgroupPath>,
+    /// The id of that cgroup, where the kernel told it: all that is left of one that was removed.
+    pub cgroup_id: Option<CgroupId>,
+    /// Told by the kernel at the time of the write. If not, name and cgroup are hints: the process may have gone on to
+    /// another program, or its number to another process.
+    pub certain: bool,
+    /// What was written, without blanks around it, where the means in force tell.
+    pub wrote: Option<String>,
+    /// The write did not begin before this, `CLOCK_MONOTONIC`.
+    pub begun_ns: u64,
+    /// It had ended by then.
+    pub ended_ns: u64,
 }
 
 /// A write that was not ours.
@@ -51,9 +62,30 @@ pub struct ForeignWrite {
     /// The cgroup.
     pub path: CgroupPath,
     /// The file; `None` when the event does not tell, or for the directory itself.
-    pub file: Option<CpusetFile>,
+    pub file: Option<CgroupFile>,
     /// Who, where the means in force tell.
     pub writer: Option<Writer>,
+}
+
+/// What is known of the writes of others up to now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sight {
+    /// Not all of them: nothing in force tells who writes.
+    #[default]
+    Blind,
+    /// All that had ended a second ago; newer ones may still be on their way.
+    Trailing,
+    /// All, and none is under way.
+    Whole,
+}
+
+/// Which writes to a cgroup's files matter, beside those to its cpuset files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Interest {
+    /// Those that bring tasks.
+    pub tasks: bool,
+    /// Those to cpuset files of cgroups directly below, so that one is seen that was made a moment ago.
+    pub children: bool,
 }
 
 /// What happens.
@@ -133,6 +165,15 @@ pub enum Event {
         writes: Vec<ForeignWrite>,
         /// Owners' tasks on foreign CPUs.
         departures: Vec<Departure>,
+    },
+    /// Writes of others that were read beside something else: to be remembered, not acted upon.
+    Wrote {
+        /// Those since the last word of any.
+        writes: Vec<ForeignWrite>,
+        /// What can be said of those that are not here.
+        sight: Sight,
+        /// How many were lost in the life of the agent.
+        lost: u64,
     },
     /// The agent has found something that it only has to tell.
     Found(FindingKind),

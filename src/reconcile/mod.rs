@@ -27,6 +27,7 @@
 //! that fails twice, and a partition that does not come about, are left alone for a minute; [`converge`] ends after a
 //! number of phases that no plan has. So events that truepin itself causes cannot keep it busy.
 
+mod causes;
 mod converge;
 mod fights;
 mod findings;
@@ -35,9 +36,10 @@ mod pods;
 mod requests;
 mod settle;
 mod step;
+mod writes;
 
-pub use findings::{Finding, FindingKind};
-pub use messages::{AdmitError, Answer, Effect, Event, ForeignWrite, Home, Ticket, Writer};
+pub use findings::{Cause, Finding, FindingKind};
+pub use messages::{AdmitError, Answer, Effect, Event, ForeignWrite, Home, Interest, Sight, Ticket, Writer};
 pub use pods::{PodAdmission, Sighting};
 pub use step::step;
 
@@ -60,6 +62,7 @@ use crate::{
     topology::CpuTopology,
     verdict::{Beside, Evidence, Instant, Subject, Tolerance, Verdict, judge},
 };
+use causes::Causes;
 use fights::Fights;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -313,7 +316,7 @@ pub struct State {
     doubtful: bool,
     /// Owners whose cgroups are gone; they leave the table when nothing is pending.
     leaving: BTreeMap<Owner, &'static str>,
-    writers: BTreeMap<(CgroupPath, Option<CpusetFile>), Writer>,
+    causes: Causes,
     fights: Fights,
     /// Files on which a convergence gave up, and since when; left alone for a minute, because our own attempts cause
     /// events too.
@@ -413,7 +416,7 @@ impl State {
             durable,
             doubtful: false,
             leaving: BTreeMap::new(),
-            writers: BTreeMap::new(),
+            causes: Causes::default(),
             fights,
             held_off: BTreeMap::new(),
             blocked: BTreeMap::new(),
@@ -538,12 +541,13 @@ impl State {
         }
     }
 
-    /// When a file that is left alone may be looked at again, `CLOCK_MONOTONIC` nanoseconds.
+    /// When a file that is left alone may be looked at again, or a finding will have waited long enough for its writer,
+    /// `CLOCK_MONOTONIC` nanoseconds.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
         let since = self.held_off.values().chain(self.blocked.values()).min();
         let again = since.map(|at| at.saturating_add(fights::MINUTE_NS));
-        [self.fights.next_thaw(), again].into_iter().flatten().min()
+        [self.fights.next_thaw(), again, self.causes.next_deadline()].into_iter().flatten().min()
     }
 
     /// The verdict on `owner` at `now`, since `from` or since its epoch began; for one that is gone, its last verdict.

@@ -7,6 +7,7 @@ use super::{
 use crate::{
     assignments::Mode,
     ledger::Watched,
+    observed::Observed,
     owner::Owner,
     sweep::{self, SetFault, SetFinding, TaskSweep},
     verdict::{Evidence, Judgement},
@@ -32,9 +33,8 @@ impl Turn<'_> {
                 f.mended = Some(self.now);
             }
         }
-        self.s.writers.clear();
         if !self.watch() {
-            self.sets(true);
+            self.sets(None);
         }
         if applied {
             self.sweep_tasks();
@@ -53,11 +53,13 @@ impl Turn<'_> {
         faults.find(|f| f.owner == *owner).map(|f| f.fault.to_string())
     }
 
-    /// Records the faults of the sets: those that a repair will end (`lasting` false) and those that stayed.
-    pub(super) fn sets(&mut self, lasting: bool) {
+    /// Records the faults of the sets: those that have come since kernel and table agreed (`before`) and that a repair
+    /// will end, or without that those that stayed.
+    pub(super) fn sets(&mut self, before: Option<&Observed>) {
         if !self.s.facts.cpuset {
             return;
         }
+        let lasting = before.is_none();
         let admitting = self.admitting().filter(|_| !lasting);
         for found in sweep::sets(&self.s.desired(), &self.s.observed) {
             if Some(&found.owner) == admitting.as_ref() {
@@ -69,12 +71,12 @@ impl Turn<'_> {
             let passing =
                 matches!(found.fault, SetFault::Overlap { .. }) && mode == Some(Mode::Member) && !lasting;
             if !passing {
-                self.fault(found);
+                self.fault(found, before);
             }
         }
     }
 
-    pub(super) fn fault(&mut self, found: SetFinding) {
+    pub(super) fn fault(&mut self, found: SetFinding, before: Option<&Observed>) {
         let now = self.now;
         let Some(runtime) = self.s.runtime.get_mut(&found.owner) else { return };
         if let Some((_, _, last)) = runtime.faults.iter_mut().find(|(f, _, _)| *f == found) {
@@ -84,7 +86,10 @@ impl Turn<'_> {
         if runtime.faults.len() < KEPT {
             runtime.faults.push((found.clone(), now, now));
         }
-        self.report(FindingKind::Set(found));
+        match before.and_then(|b| self.change_behind(&found, b)) {
+            Some(change) => drop(self.report_change(FindingKind::Set(found), change)),
+            None => drop(self.report(FindingKind::Set(found))),
+        }
     }
 
     /// Points the programs, the watches and the agent itself at the present table. True when epochs begin with that, and
@@ -104,6 +109,7 @@ impl Turn<'_> {
         let cgroups = self.s.observed.cgroups.iter();
         if !self.s.watching.iter().map(|(p, id)| (p, id)).eq(cgroups.clone().map(|(p, c)| (p, &c.id))) {
             self.s.watching = cgroups.map(|(p, c)| (p.clone(), c.id)).collect();
+            self.s.causes.watches(self.now.mono_ns);
             self.out.push(Effect::Watch(self.s.observed.cgroups.keys().cloned().collect()));
         }
         let pool = self.s.online.difference(&self.s.assignments.exclusive());
@@ -115,6 +121,8 @@ impl Turn<'_> {
             return false;
         }
         self.s.watched.clone_from(&watched);
+        // Whose tasks' ways in are watched is decided by whose cgroups these are.
+        self.s.causes.watches(self.now.mono_ns);
         self.out.push(Effect::Configure(watched));
         true
     }
@@ -213,7 +221,7 @@ impl Turn<'_> {
             }
         }
         // What is wrong with the sets from the start is wrong within the new epochs too.
-        self.sets(true);
+        self.sets(None);
     }
 
     pub(super) fn swept(&mut self, sweep: &TaskSweep) {
@@ -226,7 +234,7 @@ impl Turn<'_> {
         let owners = self.s.assignments.owners.clone();
         let triples = owners.iter().map(|(o, a)| (o, &a.cpus, a.mode));
         for found in sweep::masks(triples, sweep) {
-            self.fault(found);
+            self.fault(found, None);
         }
     }
 

@@ -1,6 +1,6 @@
 //! One event in, effects out.
 
-use super::{Effect, Event, Finding, FindingKind, Pending, Progress, State, Work, fights::MINUTE_NS};
+use super::{Cause, Effect, Event, Finding, FindingKind, Pending, Progress, State, Work, fights::MINUTE_NS};
 use crate::{plan, refit, verdict::Instant};
 use std::{collections::VecDeque, mem};
 
@@ -28,6 +28,7 @@ pub fn step(state: &mut State, event: Event, now: Instant) -> Vec<Effect> {
             t.look();
         }
         Event::Disturbed { writes, departures } => t.disturbed(writes, departures),
+        Event::Wrote { writes, sight, lost } => t.wrote(writes, sight, lost),
         Event::Persisted(result) => t.persisted(result),
         Event::Observed(Ok(observed)) => t.observed(observed),
         Event::Observed(Err(error)) => t.finish(Err(super::AdmitError::Kernel(error))),
@@ -47,8 +48,12 @@ pub(super) struct Turn<'a> {
 
 impl Turn<'_> {
     pub(super) fn report(&mut self, kind: FindingKind) -> u64 {
+        self.report_by(kind, None)
+    }
+
+    pub(super) fn report_by(&mut self, kind: FindingKind, cause: Option<Cause>) -> u64 {
         self.s.finding_count += 1;
-        let finding = Finding { id: self.s.finding_count, at: self.now, kind, mended: None };
+        let finding = Finding { id: self.s.finding_count, at: self.now, kind, cause, mended: None };
         keep(&mut self.s.findings, finding.clone());
         self.out.push(Effect::Report(finding));
         self.s.finding_count
@@ -96,6 +101,7 @@ impl Turn<'_> {
     }
 
     pub(super) fn observe(&mut self) {
+        self.s.causes.asks(self.now.mono_ns);
         self.out.push(Effect::Observe(self.s.desired().scope()));
     }
 

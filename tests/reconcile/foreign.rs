@@ -7,7 +7,7 @@ use crate::world::{
 use std::collections::BTreeSet;
 use truepin::observed::Step;
 use truepin::plan::Problem;
-use truepin::reconcile::FindingKind;
+use truepin::reconcile::{Cause, Finding, FindingKind};
 use truepin::request::Isolation;
 use truepin::sweep::SetFault;
 use truepin::verdict::Judgement;
@@ -67,7 +67,8 @@ fn a_sibling_that_reaches_over_a_partition() {
     assigned(&mut sim, &existing("user.slice", "4-5", Isolation::Partition));
     foreign(&mut sim, "machine.slice/cpuset.cpus", "5-6", Some(9));
     settled(&mut sim);
-    drifted(&sim, "user.slice/cpuset.cpus.partition", "root invalid", "root", None);
+    // The partition's end is the doing of whoever wrote the sibling's list.
+    drifted(&sim, "user.slice/cpuset.cpus.partition", "root invalid", "root", Some(9));
     assert_eq!(text(&sim, "machine.slice", CpusetFile::Cpus), "6");
     assert_eq!(text(&sim, "user.slice", CpusetFile::Partition), "root");
     let lost = findings(&sim, |k| match k {
@@ -123,13 +124,15 @@ fn the_fourth_change_in_a_minute_is_a_fight() {
         }
         foreign(&mut sim, file, "2-4", writer);
         sound(&mut sim);
-        let fights = findings(&sim, |k| match k {
-            FindingKind::Fight { path, file, writer, repairs } => {
-                Some((path.as_str(), *file, writer.as_ref().map(|w| w.pid), *repairs))
+        let fight = |f: &Finding| match &f.kind {
+            FindingKind::Fight { path, file, repairs } => {
+                let pid = f.cause.as_ref().and_then(Cause::writer).map(|w| w.pid);
+                Some((path.as_str().to_owned(), *file, pid, *repairs))
             }
             _ => None,
-        });
-        assert_eq!(fights, [("truepin.slice/run-a", CpusetFile::Cpus, writer, 3)]);
+        };
+        let fights: Vec<_> = sim.reports.iter().filter_map(fight).collect();
+        assert_eq!(fights, [("truepin.slice/run-a".to_owned(), CpusetFile::Cpus, writer, 3)]);
         assert_eq!(text(&sim, "truepin.slice/run-a", CpusetFile::Cpus), "2-4", "left alone");
         // Other files are repaired, by whomever they are changed.
         foreign(&mut sim, "user.slice/cpuset.cpus", "2", writer);

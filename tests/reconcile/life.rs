@@ -13,7 +13,7 @@ use truepin::partition::PartitionKind;
 use truepin::reconcile::{AdmitError, Event, FindingKind, ForeignWrite};
 use truepin::request::Isolation;
 use truepin::verdict::Judgement;
-use truepin::{CgroupPath, CpusetFile};
+use truepin::{CgroupFile, CgroupPath, CpusetFile};
 use truepin_tests::fake::{Behaviour, Errno, Fault, TaskTraits, mask_changes, masks};
 use truepin_tests::sim::{Foreign, Sim, Wish};
 
@@ -196,7 +196,7 @@ fn whatever_ends_it_it_is_made_anew_and_the_reason_is_told() {
                         let _ = sim.eyes.foreign(&write);
                         seen.push(ForeignWrite {
                             path: p(path),
-                            file: CpusetFile::of_name(name),
+                            file: CgroupFile::of_name(name),
                             writer: None,
                         });
                     }

@@ -8,3 +8,4 @@ mod memory;
 mod owners;
 mod refused;
 mod world;
+mod writers;

@@ -1,10 +1,10 @@
 //! The host of the scenarios, and what every scenario asks of it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use truepin::reconcile::{AdmitError, Answer, Event, FindingKind, ForeignWrite, Writer};
+use truepin::reconcile::{AdmitError, Answer, Cause, Event, Finding, FindingKind, ForeignWrite, Writer};
 use truepin::request::Isolation;
 use truepin::topology::synthetic::{Numbering, Regular};
-use truepin::{CgroupPath, CpuSet, CpuTopology, CpusetFile, Owner};
+use truepin::{CgroupFile, CgroupPath, CpuSet, CpuTopology, CpusetFile, Owner};
 use truepin_tests::fake::{Behaviour, FakeKernel, TaskTraits};
 use truepin_tests::sim::{Foreign, Setup, Sim, Wish};
 
@@ -119,9 +119,23 @@ pub(crate) fn foreign(sim: &mut Sim, file: &str, text: &str, writer: Option<u32>
 }
 
 pub(crate) fn told(sim: &mut Sim, path: &str, name: &str, writer: Option<u32>) {
-    let writer = writer.map(|pid| Writer { pid, comm: format!("w{pid}"), cgroup: Some(p("user.slice")) });
-    let seen = vec![ForeignWrite { path: p(path), file: CpusetFile::of_name(name), writer }];
+    let writer = writer.map(|pid| by(pid, sim.now.mono_ns));
+    let seen = vec![ForeignWrite { path: p(path), file: CgroupFile::of_name(name), writer }];
     sim.happens(Event::Disturbed { writes: seen, departures: Vec::new() }).unwrap();
+}
+
+/// A process of `user.slice` that wrote something at this time.
+pub(crate) fn by(pid: u32, at_ns: u64) -> Writer {
+    Writer {
+        pid,
+        comm: format!("w{pid}"),
+        cgroup: Some(p("user.slice")),
+        cgroup_id: None,
+        certain: true,
+        wrote: None,
+        begun_ns: at_ns,
+        ended_ns: at_ns,
+    }
 }
 
 pub(crate) fn text(sim: &Sim, path: &str, file: CpusetFile) -> String {
@@ -144,16 +158,17 @@ pub(crate) fn findings<'a, T>(sim: &'a Sim, pick: impl Fn(&'a FindingKind) -> Op
 
 /// Path, file, found, wanted and the writer's pid of every drift.
 pub(crate) fn drifts(sim: &Sim) -> Vec<(String, String, String, String, Option<u32>)> {
-    findings(sim, |k| match k {
-        FindingKind::Drift { path, file, found, wanted, writer } => Some((
+    let of = |f: &Finding| match &f.kind {
+        FindingKind::Drift { path, file, found, wanted } => Some((
             path.as_str().to_owned(),
             file.name().to_owned(),
             found.clone(),
             wanted.clone(),
-            writer.as_ref().map(|w| w.pid),
+            f.cause.as_ref().and_then(Cause::writer).map(|w| w.pid),
         )),
         _ => None,
-    })
+    };
+    sim.reports.iter().filter_map(of).collect()
 }
 
 #[track_caller]

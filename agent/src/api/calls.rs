@@ -4,7 +4,13 @@ use super::documents::{
     AdoptedDoc, BrokenDoc, CostDoc, FindingDoc, FindingsDoc, KernelDoc, NotedDoc, OwnerDoc, OwnersDoc,
     PodDoc, PoolsDoc, ProblemDoc, RecordDoc, ReleasedDoc, SetDoc, StatusDoc, VerdictDoc, VerdictsDoc,
 };
-use crate::{engine::Engine, procfs, store::chain, sysfs};
+use crate::{
+    engine::Engine,
+    procfs,
+    store::chain,
+    sysfs,
+    writers::{Means, Writers},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{collections::BTreeMap, sync::Arc};
@@ -501,7 +507,10 @@ fn status(engine: &Engine, about: &About) -> StatusDoc {
             empty_write_refused: state.facts.empty_refused,
             bpf: state.facts.bpf,
             notify: engine.watch.is_some(),
-            writers: engine.writers.is_some(),
+            writers: engine.writers.means().is_some(),
+            writers_means: means(&engine.writers),
+            writers_refused: engine.writers.refused().to_vec(),
+            writers_lost: engine.writers.lost(),
             clock_stable: clock.is_stable(),
             clocksource: clock.source,
         },
@@ -522,6 +531,15 @@ fn status(engine: &Engine, about: &About) -> StatusDoc {
         warnings,
         findings: findings.into_iter().rev().take(20).rev().collect(),
         cost: cost(about),
+    }
+}
+
+/// How writers are named, or why they are not.
+fn means(writers: &Writers) -> String {
+    match writers.means() {
+        Some(Means::Hook(hook)) => format!("{} cgroup_file_write", hook.name()),
+        Some(means @ Means::Fanotify) => means.name().into(),
+        None => format!("none: {}", writers.refused().join("; ")),
     }
 }
 

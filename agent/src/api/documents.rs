@@ -12,7 +12,7 @@ use truepin::{
     assignments::{Assignment, Mode, Promise},
     explain::Explanation,
     ledger::{ClassTimes, Intruder, IntruderKind},
-    reconcile::{Finding, Writer},
+    reconcile::{Cause, Finding, Writer},
     request::Isolation,
     verdict::{CpuAccount, Instant, Judgement, Verdict},
 };
@@ -330,15 +330,55 @@ pub struct NotedDoc {
 pub struct WriterDoc {
     /// Process id.
     pub pid: u32,
-    /// Name when the event was read.
+    /// Name of the thread at the write if `certain`, else of the process when the event was read.
     pub comm: String,
-    /// Its cgroup.
+    /// Its cgroup; `#id` when that was removed since.
     pub cgroup: Option<String>,
+    /// Whether the kernel told name and cgroup at the time of the write.
+    #[serde(default)]
+    pub certain: bool,
+    /// What was written, where that is known.
+    #[serde(default)]
+    pub wrote: Option<String>,
 }
 
 impl From<&Writer> for WriterDoc {
     fn from(w: &Writer) -> Self {
-        Self { pid: w.pid, comm: w.comm.clone(), cgroup: w.cgroup.as_ref().map(ToString::to_string) }
+        let id = || w.cgroup_id.map(|id| format!("#{id}"));
+        Self {
+            pid: w.pid,
+            comm: w.comm.clone(),
+            cgroup: w.cgroup.as_ref().map(ToString::to_string).or_else(id),
+            certain: w.certain,
+            wrote: w.wrote.clone(),
+        }
+    }
+}
+
+/// Who changed a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CauseDoc {
+    /// `writer`; `through`, a writer of another file upon which the kernel changed this one; `kernel`, by itself;
+    /// `unknown`.
+    pub by: String,
+    /// Of `through`: the file that was written, with its cgroup's path.
+    pub file: Option<String>,
+    /// Of `kernel`: what moved it.
+    pub why: Option<String>,
+}
+
+impl From<&Cause> for CauseDoc {
+    fn from(cause: &Cause) -> Self {
+        let (by, file, why) = match cause {
+            Cause::Wrote(_) => ("writer", None, None),
+            Cause::Through { path, file, .. } => {
+                let dir = if path.is_root() { String::new() } else { path.to_string() };
+                ("through", Some(format!("{dir}/{file}")), None)
+            }
+            Cause::Kernel { why } => ("kernel", None, Some(why.clone())),
+            Cause::Unknown => ("unknown", None, None),
+        };
+        Self { by: by.into(), file, why }
     }
 }
 
@@ -360,6 +400,9 @@ pub struct FindingDoc {
     pub explanation: Option<ExplanationDoc>,
     /// Who did it, where that is known.
     pub writer: Option<WriterDoc>,
+    /// How it came about, for what somebody or the kernel does.
+    #[serde(default)]
+    pub cause: Option<CauseDoc>,
     /// When it was mended.
     pub mended: Option<String>,
 }
@@ -371,9 +414,10 @@ impl From<&Finding> for FindingDoc {
             id: f.id.to_string(),
             at: rfc3339(f.at.wall_ns),
             kind: f.kind.name().into(),
-            text: f.kind.to_string(),
+            text: f.to_string(),
             explanation: f.kind.explanation().map(ExplanationDoc::from),
-            writer: f.kind.writer().map(WriterDoc::from),
+            writer: f.cause.as_ref().and_then(Cause::writer).map(WriterDoc::from),
+            cause: f.cause.as_ref().map(CauseDoc::from),
             mended: f.mended.map(|m| rfc3339(m.wall_ns)),
         }
     }
@@ -409,8 +453,17 @@ pub struct KernelDoc {
     pub bpf: bool,
     /// inotify tells that files change.
     pub notify: bool,
-    /// fanotify tells who changes them.
+    /// Something tells who changes them.
     pub writers: bool,
+    /// What: `fexit cgroup_file_write`, `kprobe cgroup_file_write`, `fanotify`, or `none: ` and why.
+    #[serde(default)]
+    pub writers_means: String,
+    /// Why no better means are in force.
+    #[serde(default)]
+    pub writers_refused: Vec<String>,
+    /// Writes that it could not tell, since the start.
+    #[serde(default)]
+    pub writers_lost: u64,
     /// The clock source, and whether times of different CPUs may be compared.
     pub clocksource: String,
     /// As above.

@@ -156,12 +156,14 @@ pub enum BpfError {
     /// The clock that all evidence is in.
     #[error("read CLOCK_MONOTONIC")]
     Clock(#[source] io::Error),
-    /// A record of the ring that is not a departure.
-    #[error("a record of {len} bytes in the departure ring, expected {expected}")]
+    /// A record of a ring that is not of its kind.
+    #[error("a record of {len} bytes in the {ring} ring, expected {expected}")]
     Record {
+        /// Which ring.
+        ring: &'static str,
         /// Its length.
         len: usize,
-        /// A departure's.
+        /// What it should be.
         expected: usize,
     },
 }

@@ -22,7 +22,7 @@ pub(super) fn drain(ring: &mut RingBuf<MapData>, into: &mut Vec<Departure>) -> R
 fn departure(bytes: &[u8]) -> Result<Departure, BpfError> {
     let expected = size_of::<Record>();
     if bytes.len() != expected {
-        return Err(BpfError::Record { len: bytes.len(), expected });
+        return Err(BpfError::Record { ring: "departure", len: bytes.len(), expected });
     }
     #[allow(unsafe_code, reason = "the length is checked, and every bit pattern is a valid record")]
     // SAFETY: as the reason says; unaligned, since the ring aligns to 8 but a slice promises 1.
@@ -72,7 +72,7 @@ mod tests {
                 by: 42,
             }
         );
-        assert!(matches!(departure(&bytes[1..]), Err(BpfError::Record { len: 55, expected: 56 })));
+        assert!(matches!(departure(&bytes[1..]), Err(BpfError::Record { len: 55, expected: 56, .. })));
         assert_eq!(comm(b"exactly-16-bytes"), "exactly-16-bytes");
     }
 }

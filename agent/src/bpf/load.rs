@@ -1,12 +1,12 @@
 //! From the embedded object to programs that run: offsets, maps, verifier, links.
 
 use super::{error::BpfError, maps::Maps};
-use crate::btf;
+use crate::btf::{self, BtfError};
 use aya::{
     Btf, Ebpf, EbpfLoader, include_bytes_aligned,
     programs::{
-        BtfTracePoint, Program, ProgramError, RawTracePoint, RawTracePointRunOptions, TestRun as _,
-        links::FdLink,
+        BtfTracePoint, Program, ProgramError, ProgramFd, RawTracePoint, RawTracePointRunOptions,
+        TestRun as _, links::FdLink,
     },
 };
 use std::{
@@ -44,17 +44,38 @@ const OFFSETS: [(&str, &str, &str); 13] = [
     ("KERNFS_NODE_ID", "kernfs_node", "id"),
 ];
 
-/// The words of the kernel half's read-only map with their byte offsets in the running kernel's structs.
-pub fn offsets() -> Result<Vec<(&'static str, u32)>, BpfError> {
-    offsets_in(Path::new(KERNEL_BTF))
+/// The words that only the hook on writes reads, with the names that the member has had; `kernfs_node.parent` became
+/// `__parent` in 6.15.
+const WRITE_OFFSETS: [(&str, &str, &[&str]); 6] = [
+    ("KERNFS_OPEN_FILE_KN", "kernfs_open_file", &["kn"]),
+    ("KERNFS_NODE_NAME", "kernfs_node", &["name"]),
+    ("KERNFS_NODE_PARENT", "kernfs_node", &["parent", "__parent"]),
+    ("KERNFS_NODE_PRIV", "kernfs_node", &["priv"]),
+    ("CGROUP_ROOT", "cgroup", &["root"]),
+    ("CGROUP_ROOT_HIERARCHY", "cgroup_root", &["hierarchy_id"]),
+];
+
+/// Words of the kernel half's read-only map with their byte offsets in the running kernel's structs.
+type Offsets = Vec<(&'static str, u32)>;
+
+/// What every program needs.
+pub fn offsets() -> Result<Offsets, BpfError> {
+    Ok(offsets_in(Path::new(KERNEL_BTF))?.0)
 }
 
-fn offsets_in(path: &Path) -> Result<Vec<(&'static str, u32)>, BpfError> {
+/// What every program needs, and what the hook on writes needs as well.
+fn offsets_in(path: &Path) -> Result<(Offsets, Result<Offsets, BtfError>), BpfError> {
     let blob = fs::read(path).map_err(|source| BpfError::NoBtf { path: path.into(), source })?;
-    let find = |btf: btf::Btf<'_>| {
-        OFFSETS.iter().map(|(word, name, member)| Ok((*word, btf.offset(name, member)?))).collect()
-    };
-    btf::Btf::parse(&blob).and_then(find).map_err(|source| BpfError::Btf { path: path.into(), source })
+    let refuse = |source| BpfError::Btf { path: path.into(), source };
+    let btf = btf::Btf::parse(&blob).map_err(refuse)?;
+    let one = |word: &'static str, name: &str, member: &str| Ok((word, btf.offset(name, member)?));
+    let needed = OFFSETS.iter().map(|(word, name, member)| one(word, name, member));
+    let of_writes = WRITE_OFFSETS.iter().map(|(word, name, members)| {
+        let mut tried = members.iter().map(|member| one(word, name, member));
+        let first = tried.next();
+        tried.find(Result::is_ok).or(first).unwrap_or_else(|| one(word, name, ""))
+    });
+    Ok((needed.collect::<Result<_, _>>().map_err(refuse)?, of_writes.collect()))
 }
 
 /// The CPUs that can ever be there, ascending: the order of the values of a per-CPU map.
@@ -65,17 +86,21 @@ pub(super) fn possible_cpus() -> Result<Vec<CpuId>, BpfError> {
     Ok(set.iter().collect())
 }
 
-/// Makes the maps, with the running kernel's offsets in the read-only one.
-pub(super) fn object(possible: &[CpuId]) -> Result<(Ebpf, Maps), BpfError> {
-    let offsets = offsets()?;
+/// Makes the maps, with the running kernel's offsets in the read-only one. `writes`: with room for the hook on writes;
+/// the third is why it cannot be had.
+pub(super) fn object(possible: &[CpuId], writes: bool) -> Result<(Ebpf, Maps, Option<BtfError>), BpfError> {
+    let (needed, of_writes) = offsets_in(Path::new(KERNEL_BTF))?;
     let mut loader = EbpfLoader::new();
-    for (word, offset) in &offsets {
+    for (word, offset) in needed.iter().chain(of_writes.iter().flatten()) {
         loader.override_global(word, offset, true);
     }
     loader.map_max_entries("CPUS", possible.last().map_or(1, |cpu| cpu.0 + 1));
+    if !writes {
+        loader.map_max_entries("WATCHED", 1).map_max_entries("WRITING", 1);
+    }
     let mut bpf = loader.load(OBJECT).map_err(|e| BpfError::Object(Box::new(e)))?;
     let maps = Maps::take(&mut bpf)?;
-    Ok((bpf, maps))
+    Ok((bpf, maps, of_writes.err()))
 }
 
 /// The kernel's types in aya's form, to find tracepoints by name. Large: drop it after loading.
@@ -114,16 +139,31 @@ pub(super) fn attach(bpf: &mut Ebpf, program: &'static str) -> Result<FdLink, Bp
 
 /// A `tp_btf` program of the object.
 pub(super) fn tracing<'a>(bpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut BtfTracePoint, BpfError> {
-    let program = bpf.program_mut(name).ok_or(BpfError::Missing { what: "program", name })?;
-    program.try_into().map_err(BpfError::program(name, "find"))
+    find(bpf, name)
 }
 
 /// Hands the flush to the verifier. It is run on request, never attached.
 pub(super) fn load_flush(bpf: &mut Ebpf) -> Result<(), BpfError> {
-    let program = bpf.program_mut(FLUSH).ok_or(BpfError::Missing { what: "program", name: FLUSH })?;
-    <&mut RawTracePoint>::try_from(program)
-        .and_then(RawTracePoint::load)
-        .map_err(BpfError::program(FLUSH, "load"))
+    on_request(bpf, FLUSH).map(drop)
+}
+
+/// Loads a program that is run on request.
+pub(super) fn on_request<'a>(
+    bpf: &'a mut Ebpf,
+    name: &'static str,
+) -> Result<&'a mut RawTracePoint, BpfError> {
+    let program: &mut RawTracePoint = find(bpf, name)?;
+    program.load().map_err(BpfError::program(name, "load"))?;
+    Ok(program)
+}
+
+/// A program of the object.
+pub(super) fn find<'a, P>(bpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, BpfError>
+where
+    &'a mut P: TryFrom<&'a mut Program, Error = ProgramError>,
+{
+    let program = bpf.program_mut(name).ok_or(BpfError::Missing { what: "program", name })?;
+    program.try_into().map_err(BpfError::program(name, "find"))
 }
 
 /// Closes the open slice of a CPU and publishes its slot. False if the CPU is not online.
@@ -140,14 +180,17 @@ pub(super) fn flush(bpf: &Ebpf, cpu: CpuId) -> Result<bool, BpfError> {
     }
 }
 
-/// Runs of a loaded program that the kernel skipped because the program was already running on that CPU. Not in
-/// aya 0.14, so from the file descriptor's page in /proc (`bpf_prog_show_fdinfo` of `kernel/bpf/syscall.c`).
+/// Runs of a loaded program that the kernel skipped, of a tracing program because it was already running on that CPU.
 pub(super) fn misses(bpf: &Ebpf, name: &'static str, text: &mut String) -> Result<u64, BpfError> {
     let Some(Program::BtfTracePoint(program)) = bpf.program(name) else {
         return Err(BpfError::Missing { what: "program", name });
     };
-    let fd = program.fd().map_err(BpfError::program(name, "find"))?.as_fd().as_raw_fd();
-    let path = format!("/proc/self/fdinfo/{fd}");
+    misses_of(program.fd().map_err(BpfError::program(name, "find"))?, text)
+}
+
+/// Not in aya 0.14, so from the file descriptor's page in /proc (`bpf_prog_show_fdinfo` of `kernel/bpf/syscall.c`).
+pub(super) fn misses_of(program: &ProgramFd, text: &mut String) -> Result<u64, BpfError> {
+    let path = format!("/proc/self/fdinfo/{}", program.as_fd().as_raw_fd());
     text.clear();
     fs::File::open(&path)
         .and_then(|mut f| io::Read::read_to_string(&mut f, text))

@@ -21,13 +21,16 @@ pub(super) struct Maps {
 }
 
 /// Takes a map out of the object; aya checks the sizes of key and value.
-fn take<M: TryFrom<Map, Error = MapError>>(bpf: &mut Ebpf, name: &'static str) -> Result<M, BpfError> {
+pub(super) fn take<M: TryFrom<Map, Error = MapError>>(
+    bpf: &mut Ebpf,
+    name: &'static str,
+) -> Result<M, BpfError> {
     let map = bpf.take_map(name).ok_or(BpfError::Missing { what: "map", name })?;
     M::try_from(map).map_err(BpfError::map(name, "open"))
 }
 
 /// One value for each possible CPU.
-fn of_cpus<T: Pod>(
+pub(super) fn of_cpus<T: Pod>(
     map: &PerCpuArray<MapData, T>,
     name: &'static str,
     index: u32,
@@ -111,7 +114,7 @@ impl Maps {
 }
 
 /// aya reports a key that is not there as the system call's `ENOENT`.
-fn gone_is_fine(result: Result<(), MapError>) -> Result<(), MapError> {
+pub(super) fn gone_is_fine(result: Result<(), MapError>) -> Result<(), MapError> {
     match result {
         Err(MapError::KeyNotFound) => Ok(()),
         Err(MapError::SyscallError(e)) if e.io_error.kind() == std::io::ErrorKind::NotFound => Ok(()),

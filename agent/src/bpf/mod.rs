@@ -21,9 +21,11 @@ mod events;
 mod load;
 mod maps;
 mod plan;
+mod writes;
 
 pub use error::BpfError;
 pub use load::{OBJECT, offsets};
+pub use writes::{Hook, WriteHook, Written};
 
 use aya::{Ebpf, programs::links::FdLink};
 use maps::Maps;
@@ -96,14 +98,27 @@ impl BpfProbe {
     /// Loads and attaches the kernel half. Needs a kernel with BTF, `CAP_BPF` and `CAP_PERFMON`. Nothing is watched
     /// until [`Probe::configure`].
     pub fn load() -> Result<Self, BpfError> {
+        Ok(Self::load_with(&[])?.0)
+    }
+
+    /// The same with the first of `hooks` that this kernel takes, and why it did not take those before.
+    pub fn load_with(hooks: &[Hook]) -> Result<(Self, Option<WriteHook>, Vec<String>), BpfError> {
         let possible = load::possible_cpus()?;
-        let (mut bpf, maps) = load::object(&possible)?;
-        {
+        let (mut bpf, maps, no_writes) = load::object(&possible, !hooks.is_empty())?;
+        let mut refused = Vec::new();
+        let hook = {
             let types = load::kernel_types()?;
             for program in PROGRAMS {
                 load::load(&mut bpf, &types, program, program)?;
             }
-        }
+            match no_writes {
+                Some(error) if !hooks.is_empty() => {
+                    refused.push(error.to_string());
+                    None
+                }
+                _ => WriteHook::first(&mut bpf, &types, hooks, &mut refused),
+            }
+        };
         load::load_flush(&mut bpf)?;
         let mut probe = Self {
             bpf,
@@ -125,7 +140,7 @@ impl BpfProbe {
             *link = Some(load::attach(&mut probe.bpf, name)?);
         }
         load::release_memory();
-        Ok(probe)
+        Ok((probe, hook, refused))
     }
 
     /// Epochs that the last [`Probe::configure`] ended, as they were then, ascending by CPU.

@@ -4,7 +4,9 @@ use super::{ask::runtime, import, output::Failure};
 use crate::{
     api::server,
     config::{Config, RunMode},
-    containers, kubelet,
+    containers,
+    fault::Faults,
+    kubelet,
     paths::Paths,
     run::{Agent, Command, Mailbox},
     start,
@@ -93,13 +95,8 @@ async fn signals(mailbox: &Mailbox) -> io::Result<()> {
     // The terminal went away; there is nothing to reload.
     let mut hangup = signal(SignalKind::hangup())?;
     let mut fault = signal(SignalKind::user_defined2())?;
-    let detach = std::env::var("TRUEPIN_FAULT").ok().and_then(|v| {
-        let time = v.strip_prefix("detach-switch=").and_then(|t| humantime::parse_duration(t).ok());
-        if time.is_none() {
-            tracing::warn!("TRUEPIN_FAULT={v:?} is not understood; expected detach-switch=TIME");
-        }
-        time
-    });
+    // An order that is not understood is said at the start.
+    let detach = Faults::ordered().unwrap_or_default().detach_switch;
     if let Some(time) = detach {
         tracing::warn!("fault injection is armed: SIGUSR2 detaches the switch program for {time:?}");
     }

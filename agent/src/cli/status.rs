@@ -8,7 +8,7 @@ use super::{
 use crate::{
     api::{
         calls::Call,
-        documents::{RecordDoc, StatusDoc},
+        documents::{KernelDoc, RecordDoc, StatusDoc},
     },
     paths::Paths,
     store::parent,
@@ -32,6 +32,18 @@ fn record(r: &RecordDoc) -> String {
         n => format!("; {n} damaged in {}/quarantine", parent(Path::new(&r.path)).display()),
     };
     format!("{epoch}, {}{damaged}", r.path)
+}
+
+/// Who wrote a file: by what means that is told, why by no better ones, and what they missed.
+fn writers(k: &KernelDoc) -> String {
+    let mut text = k.writers_means.clone();
+    if k.writers && !k.writers_refused.is_empty() {
+        let _ = write!(text, " ({})", k.writers_refused.join("; "));
+    }
+    if k.writers_lost > 0 {
+        let _ = write!(text, "; {} writes lost", k.writers_lost);
+    }
+    text
 }
 
 fn text(s: &StatusDoc) -> String {
@@ -62,14 +74,8 @@ fn text(s: &StatusDoc) -> String {
             },
         ),
         ("evidence", has(k.bpf, "eBPF ledger and departures", "none: verdicts are inconclusive")),
-        (
-            "wake-ups",
-            format!(
-                "{}; {}",
-                has(k.notify, "file changes at once (inotify)", "file changes at the tick only"),
-                has(k.writers, "writers named (fanotify)", "writers unknown")
-            ),
-        ),
+        ("wake-ups", has(k.notify, "file changes at once (inotify)", "file changes at the tick only")),
+        ("writers", writers(k)),
         (
             "clock",
             format!(

@@ -7,7 +7,7 @@
 #![no_std]
 
 /// Changes with any layout or meaning below.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Owners that can be configured at once (`owners`, `counters`).
 pub const MAX_OWNERS: u32 = 1024;
@@ -15,6 +15,12 @@ pub const MAX_OWNERS: u32 = 1024;
 pub const MAX_INTRUDERS: u32 = 4096;
 /// Bytes of the departure ring: about 3,600 records.
 pub const RING_BYTES: u32 = 256 * 1024;
+/// Cgroups whose files can be watched at once (`watched`).
+pub const MAX_WATCHED: u32 = 4096;
+/// Writes under way at once; one holds a lock that the others wait for.
+pub const MAX_WRITING: u32 = 256;
+/// Bytes of the ring of writes: about 300 records.
+pub const WRITE_RING_BYTES: u32 = 64 * 1024;
 /// The deepest owner: one bit of [`Config::levels`] for each level. Hierarchies seen in the field end at 8 or so.
 pub const MAX_LEVEL: u32 = 31;
 /// At most one departure record for each owner and CPU in this time, ns.
@@ -49,6 +55,16 @@ pub mod arrival {
     pub const MIGRATED: u32 = 0;
     /// `sched_wakeup_new`
     pub const FORKED: u32 = 1;
+}
+
+/// Which writes to a cgroup's files are told: the value of a watched cgroup.
+pub mod watch {
+    /// To its cpuset files and `cgroup.subtree_control`.
+    pub const OWN: u32 = 1;
+    /// To `cgroup.procs` and `cgroup.threads`.
+    pub const TASKS: u32 = 2;
+    /// To the cpuset files and `cgroup.subtree_control` of cgroups directly below.
+    pub const CHILDREN: u32 = 4;
 }
 
 /// Who runs, remembered when it is switched in and is an intruder.
@@ -212,6 +228,30 @@ pub struct Departure {
     pub comm: [u8; 16],
 }
 
+/// A write to a file of a watched cgroup. While it is under way its end is 0.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// Id of the file's cgroup.
+    pub cgroup: u64,
+    /// When the kernel began to carry it out.
+    pub begun_ns: u64,
+    /// When it had.
+    pub ended_ns: u64,
+    /// Id of the writer's cgroup when it began.
+    pub by: u64,
+    /// Thread id of the writer.
+    pub pid: u32,
+    /// Process id.
+    pub tgid: u32,
+    /// Thread name, NUL-padded.
+    pub comm: [u8; 16],
+    /// The file's name, NUL-padded; the longest of ours has 22 bytes.
+    pub file: [u8; 24],
+    /// What is written, up to 127 bytes, NUL-padded.
+    pub text: [u8; 128],
+}
+
 /// `size, {field offset}…`: a layout that moved does not compile.
 macro_rules! layout {
     ($t:ty, $size:literal $(, $field:ident $offset:literal)*) => {
@@ -230,6 +270,7 @@ layout!(Losses, 16, ring_drops 0, intruders_lost 8);
 layout!(IntruderKey, 24, pid 0, cpu 4, start_ns 8, serial 16);
 layout!(IntruderValue, 56, ns 0, first_ns 8, last_ns 16, cgroup 24, comm 32, tgid 48, class 52);
 layout!(Departure, 56, cgroup 0, at_ns 8, pid 16, tgid 20, from 24, to 28, by 32, kind 36, comm 40);
+layout!(Write, 208, cgroup 0, begun_ns 8, ended_ns 16, by 24, pid 32, tgid 36, comm 40, file 56, text 80);
 const _: () = assert!(size_of::<Config>() == 8 && align_of::<Config>() == 4);
 
 #[cfg(feature = "user")]
@@ -243,5 +284,5 @@ mod user {
             unsafe impl aya::Pod for super::$t {}
         )* };
     }
-    pod!(Who Slot CpuConfig Config Counters Losses IntruderKey IntruderValue Departure);
+    pod!(Who Slot CpuConfig Config Counters Losses IntruderKey IntruderValue Departure Write);
 }

@@ -7,6 +7,7 @@ use super::{
     wait::{secs, wait_until},
     workload::Workload,
 };
+use truepin::CpuSet;
 
 /// What is tried on.
 const SCRATCH: &str = "scratch";
@@ -27,6 +28,25 @@ pub fn empty_refused() -> anyhow::Result<bool> {
             Err(e) if errno(&e) == Some(nix::libc::ENOSPC) => Ok(true),
             Err(e) => Err(e),
         }
+    })
+}
+
+/// Whether a cgroup whose `cpuset.cpus` reaches over a partition beside it ends that (up to Linux 6.18); if not, it has
+/// those CPUs in its list and not in its set.
+pub fn overlap_ends() -> anyhow::Result<bool> {
+    with_scratch(|scratch| {
+        let last: CpuSet =
+            Cgroup::root().cpus("cpuset.cpus.effective")?.iter().next_back().into_iter().collect();
+        scratch.write("cpuset.cpus", &last.to_string())?;
+        scratch.write("cpuset.cpus.partition", "root")?;
+        let state = || scratch.read("cpuset.cpus.partition");
+        anyhow::ensure!(state()? == "root", "a partition by hand reads {:?}", state()?);
+        let sibling = Cgroup::create(&format!("{SCRATCH}-sibling"), "")?;
+        sibling.write("cpuset.cpus", &last.to_string())?;
+        let ended = state()? != "root";
+        sibling.remove()?;
+        scratch.write("cpuset.cpus.partition", "member")?;
+        Ok(ended)
     })
 }
 

@@ -119,7 +119,7 @@ const ECHOES: usize = 8;
 
 fn echo(step: &Step) -> Option<ForeignWrite> {
     let Step::Write { path, file, .. } = step else { return None };
-    Some(ForeignWrite { path: path.clone(), file: Some(*file), writer: None })
+    Some(ForeignWrite { path: path.clone(), file: Some((*file).into()), writer: None })
 }
 
 impl Sim {

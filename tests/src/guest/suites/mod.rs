@@ -12,6 +12,7 @@ pub mod lockstep;
 pub mod powercut;
 pub mod smoke;
 pub mod storm;
+pub mod writers;
 
 /// Every suite.
 pub const ALL: &[&Suite] = &[
@@ -20,6 +21,7 @@ pub const ALL: &[&Suite] = &[
     &kernel::SUITE,
     &enforce::SUITE,
     &life::SUITE,
+    &writers::SUITE,
     &storm::SUITE,
     &demo::SUITE,
     &lockstep::SUITE,
