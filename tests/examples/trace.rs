@@ -1,6 +1,6 @@
 //! Prints what a script does to the fake kernel, operation by operation, to look into a difference that a guest
-//! reported: `trace strict|amended|lax|members NAME` for a shipped script, `trace strict SEED LENGTH [htm]` for one by
-//! chance (h hotplug, t tree, m members only).
+//! reported: `trace strict|amended|lax|local NAME` for a shipped script, `trace strict SEED LENGTH [html]` for one by
+//! chance (h hotplug, t tree, m members only, l no exclusive lists).
 #![allow(clippy::print_stdout, reason = "it prints")]
 
 use std::error::Error;
@@ -17,14 +17,19 @@ fn main() -> Result<(), Box<dyn Error>> {
         "strict" => Behaviour::strict(),
         "amended" => Behaviour::amended(),
         "lax" => Behaviour::lax(),
-        "members" => Behaviour::members_only(),
-        other => return Err(format!("{other:?} is none of strict, amended, lax, members").into()),
+        "local" => Behaviour::local_only(),
+        other => return Err(format!("{other:?} is none of strict, amended, lax, local").into()),
     };
     let script = match words {
         [name] => script::all()?.into_iter().find(|s| s.name == *name).ok_or("no script of this name")?,
         [seed, length, kinds @ ..] => {
             let has = |c| kinds.iter().any(|k| k.contains(c));
-            let range = chance::Range { hotplug: has('h'), tree: has('t'), members: has('m') };
+            let files = match (has('m'), has('l')) {
+                (true, _) => chance::Files::Members,
+                (_, true) => chance::Files::Local,
+                _ => chance::Files::All,
+            };
+            let range = chance::Range { hotplug: has('h'), tree: has('t'), files };
             chance::script(seed.parse()?, length.parse()?, range)
         }
         [] => return Err("which script?".into()),

@@ -1,6 +1,6 @@
 //! What differs between kernels, and which of them were compared.
 //!
-//! Compared, value by value and with 0 differences, were 6.1.176 (members only), 6.12.95, 6.12.117 and 7.3.4; their
+//! Compared, value by value and with 0 differences, were 6.1.176, 6.12.95, 6.12.117 and 7.3.4; their
 //! answers are in `truth/`. Every other release is taken for one of these by [`Behaviour::of`], on the grounds
 //! given there. The model is of the cpuset code: a distribution that carries patches of its own may differ.
 
@@ -8,6 +8,9 @@
 /// choice and no list of switches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Model {
+    /// Linux 6.1: no explicit list, hence no remote partitions; a partition takes what its `cpuset.cpus` says from a
+    /// parent that is one.
+    LocalOnly,
     /// Linux 6.12 before 6.12.110: an empty write to a populated cgroup is refused, a `cpuset.cpus` that overlaps a
     /// sibling partition invalidates that partition for good, and a list that shrinks above a remote partition
     /// ends it as a member.
@@ -53,12 +56,11 @@ impl Behaviour {
         Self { model: Model::Lax, exclusive_file: true, remembers_pins: true, keeps_last_cpu: false }
     }
 
-    /// Linux 6.1 as far as members go, as compared with 6.1.176. Its partitions are *not* followed: they have no
-    /// explicit list and rules of their own, and truepin makes none there.
+    /// Linux 6.1, as compared with 6.1.176: no explicit list, and partitions with rules of their own.
     #[must_use]
-    pub fn members_only() -> Self {
+    pub fn local_only() -> Self {
         let (exclusive_file, remembers_pins, keeps_last_cpu) = (false, false, false);
-        Self { model: Model::Strict, exclusive_file, remembers_pins, keeps_last_cpu }
+        Self { model: Model::LocalOnly, exclusive_file, remembers_pins, keeps_last_cpu }
     }
 
     /// The behaviour for a release as `uname -r` gives it (`6.12.117+deb13-cloud-amd64`); nothing where that begins
@@ -75,11 +77,15 @@ impl Behaviour {
         let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else { return None };
         let patch = numbers.next().and_then(Result::ok).unwrap_or(0);
         Some(match (major, minor, patch) {
-            (..6, ..) | (6, ..7, _) => Self::members_only(),
+            (..6, ..) | (6, ..7, _) => Self::local_only(),
             (6, ..12, _) | (6, 12, ..110) => Self::strict(),
             (6, ..) => Self::amended(),
             _ => Self::lax(),
         })
+    }
+
+    pub(super) fn is_local_only(self) -> bool {
+        self.model == Model::LocalOnly
     }
 
     pub(super) fn is_lax(self) -> bool {
@@ -88,7 +94,7 @@ impl Behaviour {
 
     /// Grants leave out what siblings hold, and remote partitions follow the lists above them.
     pub(super) fn heeds_siblings(self) -> bool {
-        self.model != Model::Strict
+        matches!(self.model, Model::Amended | Model::Lax)
     }
 }
 
@@ -99,8 +105,8 @@ mod tests {
     #[test]
     fn the_behaviour_of_a_release() {
         for (release, behaviour) in [
-            ("5.15.0-91-generic", Behaviour::members_only()),
-            ("6.1.176", Behaviour::members_only()),
+            ("5.15.0-91-generic", Behaviour::local_only()),
+            ("6.1.176", Behaviour::local_only()),
             ("6.8.0-45-generic\n", Behaviour::strict()),
             ("6.12+unreleased", Behaviour::strict()),
             ("6.12.95+deb13-cloud-amd64", Behaviour::strict()),

@@ -2,7 +2,10 @@
 //!
 //! A seed always gives the same script, so a difference found in a guest can be run again anywhere.
 
-use super::script::{Op, SELF, Script};
+use super::{
+    Behaviour,
+    script::{Op, SELF, Script},
+};
 use truepin::{CpuId, CpuSet};
 
 const TREE: [&str; 7] = ["a", "b", "a/x", "a/y", "a/x/l", "b/z", "c"];
@@ -50,15 +53,37 @@ pub struct Range {
     pub hotplug: bool,
     /// Controllers and directories go and come back, threads move on their own.
     pub tree: bool,
-    /// No partitions and no exclusive lists.
-    pub members: bool,
+    /// Which files are written.
+    pub files: Files,
+}
+
+/// The cpuset files that a script by chance writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Files {
+    /// All.
+    #[default]
+    All,
+    /// No exclusive lists: partitions as Linux 6.1 has them.
+    Local,
+    /// No partitions either.
+    Members,
+}
+
+impl Files {
+    fn have(self, line: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Local => !line.contains("exclusive"),
+            Self::Members => !line.contains("exclusive") && !line.contains("partition"),
+        }
+    }
 }
 
 /// Operations of a script that is known by its name alone.
 pub const LENGTH: usize = 40;
 
-/// The script of this name with [`LENGTH`] operations: `chance`, then any of `hotplug`, `tree` and `members`, then
-/// the seed.
+/// The script of this name with [`LENGTH`] operations: `chance`, then any of `hotplug`, `tree`, `members` and
+/// `local`, then the seed.
 #[must_use]
 pub fn named(name: &str) -> Option<Script> {
     let (kinds, seed) = name.strip_prefix("chance")?.rsplit_once(' ')?;
@@ -67,20 +92,25 @@ pub fn named(name: &str) -> Option<Script> {
         match kind {
             "hotplug" => range.hotplug = true,
             "tree" => range.tree = true,
-            "members" => range.members = true,
+            "members" => range.files = Files::Members,
+            "local" => range.files = Files::Local,
             _ => return None,
         }
     }
     Some(script(seed.parse().ok()?, LENGTH, range))
 }
 
-/// The scripts by chance whose answers are recorded in `truth/`, beside the shipped ones; run them through
-/// [`super::lockstep_of`] and keep [`super::Report::recording`].
+/// The scripts by chance whose answers a kernel of this behaviour has given in `truth/`, beside the shipped ones.
 #[must_use]
-pub fn recorded(members: bool) -> Vec<Script> {
+pub fn recorded(behaviour: Behaviour) -> Vec<Script> {
     let kinds = [(false, false), (true, false), (false, true), (true, true)];
-    let range = kinds.map(|(hotplug, tree)| Range { hotplug, tree, members });
-    range.iter().flat_map(|range| (1..=40).map(|seed| script(seed, LENGTH, *range))).collect()
+    let of = |files| kinds.map(|(hotplug, tree)| Range { hotplug, tree, files });
+    let ranges = if behaviour.exclusive_file {
+        of(Files::All).to_vec()
+    } else {
+        [of(Files::Members), of(Files::Local)].concat()
+    };
+    ranges.iter().flat_map(|range| (1..=40).map(|seed| script(seed, LENGTH, *range))).collect()
 }
 
 /// A script of `length` operations after a start that makes the directories, enables cpuset in them and puts two
@@ -103,14 +133,18 @@ pub fn script(seed: u64, length: usize, range: Range) -> Script {
         ops.iter().flat_map(|line| super::script::operation(line).map(|op| (line.clone(), op))).collect();
     while ops.len() < start + length {
         let line = line(&mut chance, range);
-        let partitions = line.contains("exclusive") || line.contains("partition");
         if let Ok(op) = super::script::operation(&line)
-            && !(range.members && partitions)
+            && range.files.have(&line)
         {
             ops.push((line, op));
         }
     }
-    let kinds = [(range.hotplug, " hotplug"), (range.tree, " tree"), (range.members, " members")];
+    let kinds = [
+        (range.hotplug, " hotplug"),
+        (range.tree, " tree"),
+        (range.files == Files::Members, " members"),
+        (range.files == Files::Local, " local"),
+    ];
     let kinds: String = kinds.iter().filter(|(on, _)| *on).map(|(_, kind)| *kind).collect();
     Script { name: format!("chance{kinds} {seed}"), ops }
 }

@@ -30,6 +30,10 @@ impl FakeKernel {
     /// Whether the account of the domain that `cpu` is in can be met by the CPUs of `left`. CPUs outside of
     /// every domain (isolated or offline) have an empty account.
     pub(super) fn has_bandwidth(&self, cpu: Option<CpuId>, left: &CpuSet) -> bool {
+        if self.behaviour.is_local_only() {
+            // No servers yet.
+            return true;
+        }
         let domain = cpu.and_then(|cpu| self.domains.iter().rfind(|d| d.charged && d.cpus.contains(cpu)));
         let account = domain.map_or(0, |d| d.cpus.len());
         MOST_PERCENT * left.intersection(&self.active).len() >= SERVER_PERCENT * account

@@ -43,6 +43,7 @@ impl FakeKernel {
     /// One `write(2)` of `text` to a file. An empty `text` is a write of no bytes, which succeeds and changes
     /// nothing: what empties a list is a newline.
     pub fn write_file(&mut self, path: &CgroupPath, name: &str, text: &str) -> Result<(), Errno> {
+        self.note_write(path, name, text);
         let i = self.find(path)?;
         if !exists(self, i, name) {
             return Err(Errno::ENOENT);
@@ -59,7 +60,7 @@ impl FakeKernel {
             "cgroup.subtree_control" => self.control(i, text),
             "cgroup.procs" | "cgroup.threads" => {
                 let pid = text.parse().map_err(|_| Errno::EINVAL)?;
-                self.enter(path, pid, name == "cgroup.procs")
+                self.move_in(path, pid, name == "cgroup.procs")
             }
             "cgroup.type" if text == "threaded" => self.make_threaded(i),
             // The files without a write handler have no write permission; root gets EINVAL from the core.

@@ -33,7 +33,7 @@ impl FakeKernel {
         self.dependants_below(i, except)
     }
 
-    fn dependants_below(&self, i: Ix, except: Option<Ix>) -> bool {
+    pub(super) fn dependants_below(&self, i: Ix, except: Option<Ix>) -> bool {
         self.cpuset_children(i).into_iter().any(|child| {
             let exempt = Some(child) == except;
             if self.cs(child).state.is_valid() && !exempt || exempt && self.behaviour.is_lax() {
@@ -256,7 +256,7 @@ impl FakeKernel {
         for sibling in self.cpuset_children(parent) {
             let valid = self.cs(sibling).state.is_valid();
             let skipped = match self.behaviour.model {
-                Model::Strict => false,
+                Model::Strict | Model::LocalOnly => false,
                 Model::Amended => self.cs(sibling).remote,
                 Model::Lax => true,
             };

@@ -9,6 +9,7 @@ use truepin::{CpuId, CpuSet};
 impl FakeKernel {
     /// 0 or 1 into `/sys/devices/system/cpu/cpuN/online`.
     pub fn set_online(&mut self, cpu: CpuId, online: bool) -> Result<(), Errno> {
+        self.note_cpu(cpu, online);
         if !self.possible.contains(cpu) {
             return Err(Errno::ENOENT);
         }
@@ -56,6 +57,10 @@ impl FakeKernel {
     }
 
     fn follow_online(&mut self) {
+        if self.behaviour.is_local_only() {
+            self.follow_online_local();
+            return;
+        }
         let mut left = self.active.clone();
         if left == self.cs(ROOT).effective && self.handed_out.is_empty() {
             return;

@@ -29,11 +29,20 @@ pub struct Pool {
     pub strict: bool,
 }
 
+/// What a partition holds, of it and of those below, CPUs that are away included.
+fn held(kernel: &FakeKernel, i: Ix) -> CpuSet {
+    if kernel.behaviour.is_local_only() {
+        let from = kernel.given(kernel.parent(i));
+        return kernel.cs(i).cpus.intersection(from);
+    }
+    kernel.cs(i).granted.clone()
+}
+
 /// What an owner has for itself at this moment.
 fn exclusive(kernel: &FakeKernel, i: Ix, how: Enforced) -> CpuSet {
     let cs = kernel.cs(i);
     match how {
-        Enforced::Partition if cs.state.is_valid() => cs.effective.union(&cs.granted),
+        Enforced::Partition if cs.state.is_valid() => cs.effective.union(&held(kernel, i)),
         Enforced::Member if !cs.cpus.is_empty() => cs.effective.intersection(&cs.cpus),
         Enforced::Partition | Enforced::Member => CpuSet::new(),
     }
@@ -99,8 +108,9 @@ pub fn leaks(kernel: &FakeKernel, owners: &[(CgroupPath, Enforced)]) -> Vec<Stri
     let mut found = Vec::new();
     for (path, i, set) in holders(kernel, owners).filter(|(_, i, _)| kernel.cs(*i).state.is_valid()) {
         let set = set.intersection(&kernel.active);
-        if kernel.cs(i).effective != kernel.cs(i).granted.intersection(&kernel.active)
+        if kernel.cs(i).effective != held(kernel, i).intersection(&kernel.active)
             && kernel.cs(i).children_served == 0
+            && kernel.given(i).is_empty()
         {
             found.push(format!("{path} may use {} of its {set}", kernel.cs(i).effective));
         }

@@ -3,9 +3,10 @@
 use super::{
     Behaviour, Errno, FakeKernel,
     real::RealWorld,
-    script::{self, FakeWorld, Script, ScriptError},
+    script::{self, FakeWorld, Script, ScriptError, Snapshot},
+    transcript,
 };
-use std::{collections::BTreeSet, fmt, fs, path::Path, thread, time::Duration};
+use std::{collections::BTreeSet, fmt, path::Path, thread, time::Duration};
 use truepin::{CpuSet, NodeSet};
 
 /// The kernel does some things later (a process that has ended still populates its cgroup for a moment on 7.3), so
@@ -108,31 +109,13 @@ pub enum LockstepError {
     Fake(Errno),
 }
 
-/// Runs all scripts on the kernel of this machine, whose cgroup2 is mounted at `mount`, and on the fake.
+/// Runs scripts on the kernel of this machine, whose cgroup2 is mounted at `mount`, and on a fake of this behaviour
+/// ([`Behaviour::of`] the running release).
 ///
 /// Needs root, 8 CPUs and 2 NUMA nodes with memory, no partition and no other user of cpusets: a guest. CPUs go
 /// offline and online, top-level cgroups come and go. The binary's `main` must begin with
 /// [`super::child_entry`], because the processes of the scripts are started from the same binary.
-pub fn lockstep(mount: &Path, behaviour: Behaviour) -> Result<Report, LockstepError> {
-    lockstep_of(mount, behaviour, &script::all()?)
-}
-
-/// The same with the behaviour and the scripts that fit the running kernel, by [`Behaviour::of`] its release: on one
-/// without exclusive lists, those for members only.
-pub fn lockstep_here(mount: &Path) -> Result<Report, LockstepError> {
-    const RELEASE: &str = "/proc/sys/kernel/osrelease";
-    let release =
-        fs::read_to_string(RELEASE).map_err(|cause| LockstepError::Io { what: RELEASE.into(), cause })?;
-    let Some(behaviour) = Behaviour::of(&release) else {
-        return Err(LockstepError::Machine { need: "a kernel release", found: release });
-    };
-    let mut scripts = script::all()?;
-    scripts.retain(|s| behaviour.exclusive_file || s.members_only());
-    lockstep_of(mount, behaviour, &scripts)
-}
-
-/// The same for chosen scripts.
-pub fn lockstep_of(mount: &Path, behaviour: Behaviour, scripts: &[Script]) -> Result<Report, LockstepError> {
+pub fn lockstep(mount: &Path, behaviour: Behaviour, scripts: &[Script]) -> Result<Report, LockstepError> {
     let mut real = RealWorld::new(mount)?;
     let mut report = Report::default();
     for script in scripts {
@@ -203,10 +186,10 @@ fn compare(
     fake: &FakeWorld,
     real: &mut RealWorld,
     report: &mut Report,
-) -> Result<script::Snapshot, LockstepError> {
+) -> Result<Snapshot, LockstepError> {
     let mut expected = fake.snapshot();
     expected.insert("result".into(), results.0.into());
-    let look = || -> Result<script::Snapshot, LockstepError> {
+    let look = || -> Result<Snapshot, LockstepError> {
         let mut got = real.snapshot()?;
         got.insert("result".into(), results.1.into());
         Ok(got)
@@ -219,16 +202,73 @@ fn compare(
         thread::sleep(SETTLE);
         got = look()?;
     }
-    let keys: BTreeSet<_> = expected.keys().chain(got.keys()).collect();
-    for key in keys {
-        let value = |shot: &script::Snapshot| shot.get(key).cloned().unwrap_or_else(|| "nothing".into());
-        let (fake, real) = (value(&expected), value(&got));
-        report.values += 1;
-        if fake != real {
-            let (script, op, key) = (script.name.clone(), (op.0, op.1.to_owned()), key.clone());
-            report.differences.push(Difference { script, op, key, fake, real });
-        }
-    }
+    let (values, found) = differences(&script.name, op, &expected, &got);
+    report.values += values;
+    report.differences.extend(found);
     got.remove("result");
     Ok(got)
+}
+
+/// How many values there are, and those that differ.
+pub(super) fn differences(
+    script: &str,
+    op: (usize, &str),
+    expected: &Snapshot,
+    got: &Snapshot,
+) -> (usize, Vec<Difference>) {
+    let keys: BTreeSet<_> = expected.keys().chain(got.keys()).collect();
+    let differing = keys.iter().filter(|key| expected.get(**key) != got.get(**key)).map(|key| {
+        let value = |shot: &Snapshot| shot.get(*key).cloned().unwrap_or_else(|| "nothing".into());
+        let (op, key) = ((op.0, op.1.to_owned()), (*key).clone());
+        Difference { script: script.into(), op, fake: value(expected), real: value(got), key }
+    });
+    (keys.len(), differing.collect())
+}
+
+/// Does scripts on the real kernel and gives what shows to `line`, as [`super::transcript`] has it. The fake only says
+/// when to stop waiting: what shows is taken at once while it is what a kernel of this behaviour is thought to show.
+pub fn tell(
+    mount: &Path,
+    behaviour: Behaviour,
+    scripts: &[Script],
+    line: &mut dyn FnMut(&str),
+) -> Result<(), LockstepError> {
+    let mut real = RealWorld::new(mount)?;
+    let mut told = transcript::Writer::new(line);
+    for script in scripts {
+        let at = |line: &str| {
+            let (script, line) = (script.name.clone(), line.to_owned());
+            move |cause| LockstepError::At { script, line, cause: Box::new(cause) }
+        };
+        real.begin().map_err(at("before"))?;
+        let mut fake = machine(&real, behaviour)?;
+        let mut agrees = true;
+        told.begin(&script.name, &settled(&real).map_err(at("start"))?);
+        for (line, op) in &script.ops {
+            let result = script::outcome(real.run(op).map_err(at(line))?);
+            agrees &= script::outcome(fake.run(op)) == result;
+            let mut shot = real.snapshot().map_err(at(line))?;
+            agrees &= shot == fake.snapshot();
+            if !agrees {
+                shot = settled(&real).map_err(at(line))?;
+                agrees = shot == fake.snapshot();
+            }
+            told.operation(line, &result, &shot);
+        }
+        real.end().map_err(at("after"))?;
+    }
+    real.restore()
+}
+
+/// What shows once it shows the same so often, so long apart.
+fn settled(real: &RealWorld) -> Result<Snapshot, LockstepError> {
+    let mut last = real.snapshot()?;
+    let mut same = 0;
+    while same < SETTLES {
+        thread::sleep(SETTLE / 4);
+        let now = real.snapshot()?;
+        same = if now == last { same + 1 } else { 0 };
+        last = now;
+    }
+    Ok(last)
 }

@@ -36,15 +36,18 @@ mod grants;
 mod guarded;
 mod hotplug;
 mod invariants;
+mod journal;
 mod kernel;
 mod lax;
 mod list;
+mod local;
 mod lockstep;
 mod partition;
 mod real;
 mod remote;
 pub mod script;
 mod tasks;
+pub mod transcript;
 mod tree;
 mod writes;
 
@@ -53,7 +56,7 @@ pub use errno::Errno;
 pub use guarded::Guarded;
 pub use invariants::{Enforced, Masks, Pool, invariants, leaks, mask_changes, masks, stale_masks};
 pub use kernel::{CRASH, Fault};
-pub use lockstep::{Difference, LockstepError, Report, lockstep, lockstep_here, lockstep_of};
+pub use lockstep::{Difference, LockstepError, Report, lockstep, tell};
 pub use real::child_entry;
 
 use std::collections::BTreeMap;
@@ -77,6 +80,10 @@ enum Reason {
     Hotplug,
     NothingAsked,
     RemoteBelow,
+    /// Linux 6.1
+    ListInvalid,
+    /// Linux 6.1
+    ListEmpty,
 }
 
 impl Reason {
@@ -90,6 +97,8 @@ impl Reason {
             Self::Hotplug => "No cpu available due to hotplug",
             Self::NothingAsked => "cpuset.cpus and cpuset.cpus.exclusive are empty",
             Self::RemoteBelow => "Have remote partition underneath",
+            Self::ListInvalid => "Invalid cpu list in cpuset.cpus",
+            Self::ListEmpty => "cpuset.cpus is empty",
         }
     }
 }
@@ -132,6 +141,10 @@ impl State {
 
 /// The cpuset part of a cgroup.
 #[derive(Debug, Clone)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "the kernel's own flags, every one independent of the others"
+)]
 struct Cpuset {
     /// `cpuset.cpus`
     cpus: CpuSet,
@@ -155,6 +168,10 @@ struct Cpuset {
     balanced: bool,
     /// Partitions that took CPUs from this one, as the kernel counts them.
     children_served: i32,
+    /// The CPUs that they took, where a cgroup keeps them (6.1); those of the root are [`FakeKernel::handed_out`].
+    given: CpuSet,
+    /// It follows its parent's set, having none of its own (6.1).
+    inherits: bool,
 }
 
 impl Cpuset {
@@ -172,6 +189,8 @@ impl Cpuset {
             guarded: false,
             balanced: parent.balanced,
             children_served: 0,
+            given: CpuSet::new(),
+            inherits: true,
         }
     }
 
@@ -269,6 +288,7 @@ pub struct FakeKernel {
     applies: u64,
     faults: BTreeMap<u64, Fault>,
     crashed: bool,
+    journal: Option<journal::Journal>,
 }
 
 impl FakeKernel {
@@ -300,6 +320,8 @@ impl FakeKernel {
                 guarded: true,
                 balanced: true,
                 children_served: 0,
+                given: CpuSet::new(),
+                inherits: false,
             },
         };
         let mut kernel = Self {
@@ -322,6 +344,7 @@ impl FakeKernel {
             applies: 0,
             faults: BTreeMap::new(),
             crashed: false,
+            journal: None,
         };
         let traits = TaskTraits { activity: Activity::Wakes, ..TaskTraits::default() };
         kernel.new_task(ROOT, None, kernel.possible.clone(), traits, None);

@@ -19,6 +19,10 @@ struct Exchange {
 impl FakeKernel {
     /// A write of member, root or isolated; always accepted, and what came of it stands in the state.
     pub(super) fn set_partition(&mut self, i: Ix, kind: PartitionKind) {
+        if self.behaviour.is_local_only() {
+            self.set_partition_local(i, kind);
+            return;
+        }
         let old = self.cs(i).state;
         let wanted = if kind == PartitionKind::Member { State::Member } else { State::Valid(kind) };
         if old == wanted {

@@ -60,15 +60,6 @@ pub struct Script {
     pub ops: Vec<(String, Op)>,
 }
 
-impl Script {
-    /// Whether it makes no partition and writes no exclusive list: what Linux 6.1 can be held to.
-    #[must_use]
-    pub fn members_only(&self) -> bool {
-        let partition = |op: &Op| matches!(op, Op::Write { file, .. } if file.contains("cpus.exclusive") || file.contains("partition"));
-        !self.ops.iter().any(|(_, op)| partition(op))
-    }
-}
-
 /// A line that is no operation.
 #[derive(Debug, thiserror::Error)]
 #[error("{line:?} is not an operation: {reason}")]
@@ -98,7 +89,11 @@ pub(super) const FILES: [&str; 10] = [
     "cpuset.mems.effective",
 ];
 
-const TEXTS: [&str; 6] = [
+const TEXTS: [&str; 10] = [
+    include_str!("scripts/life.txt"),
+    include_str!("scripts/executor.txt"),
+    include_str!("scripts/ancestors.txt"),
+    include_str!("scripts/offline.txt"),
     include_str!("scripts/writes.txt"),
     include_str!("scripts/local.txt"),
     include_str!("scripts/remote.txt"),
@@ -130,7 +125,7 @@ pub fn parse(text: &str) -> Result<Vec<Script>, ScriptError> {
     Ok(scripts)
 }
 
-pub(super) fn operation(line: &str) -> Result<Op, String> {
+pub(crate) fn operation(line: &str) -> Result<Op, String> {
     if let Some((file, text)) = line.split_once('=') {
         let (path, file) = file.trim().rsplit_once('/').unwrap_or(("", file.trim()));
         return Ok(Op::Write { path: read(path)?, file: file.into(), text: text.trim().into() });

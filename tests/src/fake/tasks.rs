@@ -46,11 +46,13 @@ impl FakeKernel {
             let (mask, wanted) = (parent.mask.clone(), parent.wanted.clone());
             self.new_task(parent.group, Some(leader), mask, traits, wanted);
         }
-        let entered = self.enter(path, leader, true);
+        let entered = self.move_in(path, leader, true);
         if entered.is_err() {
-            self.exit(leader)?;
+            self.end(leader)?;
         }
-        entered.map(|()| leader)
+        let spawned = entered.map(|()| leader);
+        self.note_spawn(path, threads, spawned);
+        spawned
     }
 
     /// A kernel thread in the root cgroup; `bound` ones sit on one CPU.
@@ -62,6 +64,11 @@ impl FakeKernel {
 
     /// The process ends, with all its threads.
     pub fn exit(&mut self, process: u32) -> Result<(), Errno> {
+        self.note_exit(process);
+        self.end(process)
+    }
+
+    fn end(&mut self, process: u32) -> Result<(), Errno> {
         let threads = self.threads_of(process);
         if threads.is_empty() {
             return Err(Errno::ESRCH);
@@ -88,6 +95,11 @@ impl FakeKernel {
 
     /// `pid` into `cgroup.procs` (`whole`), or a thread into `cgroup.threads`.
     pub fn enter(&mut self, path: &CgroupPath, pid: u32, whole: bool) -> Result<(), Errno> {
+        self.note_write(path, if whole { "cgroup.procs" } else { "cgroup.threads" }, &pid.to_string());
+        self.move_in(path, pid, whole)
+    }
+
+    pub(super) fn move_in(&mut self, path: &CgroupPath, pid: u32, whole: bool) -> Result<(), Errno> {
         let to = self.find(path)?;
         let task = self.tasks.get(&pid).ok_or(Errno::ESRCH)?;
         let leader = if whole { task.process } else { pid };
@@ -140,10 +152,13 @@ impl FakeKernel {
     /// Applies the cpuset of the cgroup that the task is in, as an attach does.
     pub(super) fn confine(&mut self, thread: u32) {
         let Some(task) = self.tasks.get(&thread) else { return };
-        let allowed = if self.cpuset_of(task.group) == ROOT {
-            self.possible.difference(&self.handed_out)
-        } else {
+        let allowed = if self.cpuset_of(task.group) != ROOT {
             self.allowance(task.group)
+        } else if self.behaviour.is_local_only() {
+            // Those of partitions as well, until the next change of the root's set.
+            self.possible.clone()
+        } else {
+            self.possible.difference(&self.handed_out)
         };
         self.set_mask(thread, &allowed);
     }
@@ -175,7 +190,7 @@ impl FakeKernel {
             .filter(|(_, t)| self.cpuset_of(t.group) == i)
             .map(|(id, t)| (*id, t.traits))
             .collect();
-        let allowed = if i == ROOT {
+        let allowed = if i == ROOT && !self.behaviour.is_local_only() {
             self.possible.difference(&self.handed_out)
         } else {
             self.possible.intersection(&self.cs(i).effective)
@@ -190,6 +205,7 @@ impl FakeKernel {
 
     /// `sched_setaffinity` on one thread.
     pub fn setaffinity(&mut self, thread: u32, asked: &CpuSet) -> Result<(), Errno> {
+        self.note_pin(thread, asked);
         let task = self.tasks.get(&thread).ok_or(Errno::ESRCH)?;
         if task.traits.bound {
             return Err(Errno::EINVAL);

@@ -15,6 +15,7 @@ const THREADED: u8 = 0b1_0011;
 impl FakeKernel {
     /// `mkdir`
     pub fn mkdir(&mut self, path: &CgroupPath) -> Result<(), Errno> {
+        self.note_directory("mkdir", path);
         let Some(parent) = path.parent() else { return Err(Errno::EEXIST) };
         let up = self.find(&parent)?;
         if self.paths.contains_key(path) || super::files::exists(self, up, path.name()) {
@@ -48,6 +49,7 @@ impl FakeKernel {
 
     /// `rmdir`
     pub fn rmdir(&mut self, path: &CgroupPath) -> Result<(), Errno> {
+        self.note_directory("rmdir", path);
         let i = self.find(path)?;
         if i == ROOT || self.groups[i].tasks_below > 0 || !self.groups[i].children.is_empty() {
             return Err(Errno::EBUSY);
@@ -230,11 +232,17 @@ impl FakeKernel {
         if self.groups[i].tasks_here > 0 { Err(Errno::EBUSY) } else { Ok(()) }
     }
 
-    /// The children get empty cpusets; nothing changes for the tasks in them.
+    /// The children get empty cpusets. That is a migration in which nothing differs: for the tasks nothing changes,
+    /// but on 6.1 every migration forgets what they had asked for.
     fn give_cpusets(&mut self, i: Ix) {
         for child in self.groups[i].children.clone() {
             self.groups[child].cs = Cpuset::below(self.cs(i));
             (self.groups[child].has_cpuset, self.groups[child].binds) = (true, true);
+            if !self.behaviour.remembers_pins {
+                for thread in self.threads_below(child) {
+                    self.confine(thread);
+                }
+            }
         }
     }
 

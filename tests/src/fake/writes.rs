@@ -1,6 +1,6 @@
 //! Writes to `cpuset.cpus`, `cpuset.cpus.exclusive` and `cpuset.mems`.
 
-use super::{Cpuset, Errno, FakeKernel, Ix, ROOT, Reason, State, list};
+use super::{Cpuset, Errno, FakeKernel, Ix, Model, ROOT, Reason, State, list};
 use truepin::{CpuSet, NodeSet, partition::PartitionKind};
 
 /// Highest number of nodes of the distribution kernels that the model is held against.
@@ -73,8 +73,10 @@ impl FakeKernel {
 
     /// The `cpuset.cpus` file.
     pub(super) fn write_cpus(&mut self, i: Ix, text: &str) -> Result<(), Errno> {
-        if self.behaviour.is_lax() {
-            return self.write_cpus_lax(i, text);
+        match self.behaviour.model {
+            Model::LocalOnly => return self.write_cpus_local(i, text),
+            Model::Lax => return self.write_cpus_lax(i, text),
+            Model::Strict | Model::Amended => {}
         }
         let old = self.cs(i).state;
         let mut trial = Trial::of(self.cs(i));

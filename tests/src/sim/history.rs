@@ -78,25 +78,29 @@ const TREE: [&str; 13] = [
 /// A machine and what lives on it.
 #[must_use]
 pub fn world(rng: &mut Rng) -> (Setup, FakeKernel) {
-    let regular = Regular {
-        packages: 2,
-        nodes: 1,
-        l3: 1,
-        cores: [2, 3, 4][rng.below(3)],
-        threads: 2,
-        numbering: if rng.chance(50) { Numbering::ThreadsLast } else { Numbering::ThreadsAdjacent },
-    };
-    let raw = regular.raw();
-    let online = raw.listed.clone();
-    let nodes: NodeSet = raw.nodes.iter().map(|n| n.id).collect();
+    let cores = [2, 3, 4][rng.below(3)];
+    let numbering = if rng.chance(50) { Numbering::ThreadsLast } else { Numbering::ThreadsAdjacent };
     let behaviour = match rng.below(10) {
         0..=2 => Behaviour::strict(),
         3..=4 => Behaviour::amended(),
         5..=7 => Behaviour::lax(),
-        _ => Behaviour::members_only(),
+        _ => Behaviour::local_only(),
     };
-    let exclusive_file = behaviour.exclusive_file;
-    let mut kernel = FakeKernel::new(behaviour, online.clone(), nodes);
+    world_of(rng, cores, numbering, |online, nodes| FakeKernel::new(behaviour, online, nodes))
+}
+
+/// A machine of two packages with so many cores each, on the kernel that `boot` makes of its CPUs and nodes.
+pub(super) fn world_of(
+    rng: &mut Rng,
+    cores: u32,
+    numbering: Numbering,
+    boot: impl FnOnce(CpuSet, NodeSet) -> FakeKernel,
+) -> (Setup, FakeKernel) {
+    let raw = Regular { packages: 2, nodes: 1, l3: 1, cores, threads: 2, numbering }.raw();
+    let online = raw.listed.clone();
+    let nodes: NodeSet = raw.nodes.iter().map(|n| n.id).collect();
+    let mut kernel = boot(online.clone(), nodes);
+    let exclusive_file = kernel.behaviour().exclusive_file;
     populate(rng, &mut kernel, &online);
     let reserved: CpuSet = online.iter().take([0, 1, 2][rng.below(3)]).collect();
     let topology = CpuTopology::assemble(&raw).unwrap_or_else(|e| unreachable!("a regular machine: {e}"));

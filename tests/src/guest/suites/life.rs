@@ -229,7 +229,7 @@ impl Stage {
         Tried { deed, state, above }: &Tried,
         blamed: Option<&Cgroup>,
     ) -> Outcome {
-        let lost = state != "root" || self.local && above != "root";
+        let lost = state != "root" || self.local && !["root", "isolated"].contains(&above.as_str());
         let before = findings()?.len();
         let (cgroup, file, value) = deed(&self.trio);
         let meddler = Workload::writing(&cgroup.dir().join(file), &value).comm("meddler").cgroup("driver");

@@ -3,6 +3,7 @@
 
 use super::scenario::Suite;
 
+pub mod answers;
 pub mod demo;
 pub mod enforce;
 pub mod kernel;
@@ -13,6 +14,7 @@ pub mod smoke;
 
 /// Every suite.
 pub const ALL: &[&Suite] = &[
+    &answers::SUITE,
     &smoke::SUITE,
     &kernel::SUITE,
     &enforce::SUITE,

@@ -2,15 +2,17 @@
 //! Truth is `fake::lockstep` on real kernels; these tests are the readable form.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
-use std::collections::BTreeSet;
+mod defects;
+mod truth;
+
 use truepin::{
     CgroupPath, CpuId, CpuSet, CpusetFile,
     observed::{CgroupKind, Kernel, Scope, Step, Value},
     partition::PartitionKind,
 };
 use truepin_tests::fake::{
-    Activity, Behaviour, CRASH, Enforced, Errno, FakeKernel, Fault, Guarded, INIT, Pool, TaskTraits, chance,
-    invariants, leaks, script, stale_masks,
+    Activity, Behaviour, CRASH, Enforced, Errno, FakeKernel, Fault, Guarded, INIT, Pool, TaskTraits,
+    invariants, leaks, stale_masks,
 };
 
 fn p(text: &str) -> CgroupPath {
@@ -549,39 +551,4 @@ fn lax_a_root_partition_comes_back_with_a_leak() {
         write(&mut k, "a/cpuset.cpus.partition", word).unwrap();
     }
     assert_eq!(leaks(&k, &[(p("a"), Enforced::Partition)]), [""; 0]);
-}
-
-/// What real kernels answered in a guest (8 CPUs, 2 nodes) to every shipped script that fits them and to scripts by
-/// chance: the output of `fake::Report::recording`.
-const TRUTH: [(&str, &str); 4] = [
-    ("6.12.95", include_str!("src/fake/truth/6.12.95.txt")),
-    ("6.12.117", include_str!("src/fake/truth/6.12.117.txt")),
-    ("7.3.4", include_str!("src/fake/truth/7.3.4.txt")),
-    ("6.1.176", include_str!("src/fake/truth/6.1.176.txt")),
-];
-
-#[test]
-fn the_recorded_answers_of_real_kernels() {
-    let shipped = script::all().unwrap();
-    for (release, recording) in TRUTH {
-        let behaviour = Behaviour::of(release).unwrap();
-        let members_only = !behaviour.exclusive_file;
-        let kernel = FakeKernel::new(behaviour, cpus("0-7"), "0-1".parse().unwrap());
-        let mut told = BTreeSet::new();
-        for line in recording.lines() {
-            let (digits, name) = line.split_once(' ').unwrap();
-            let script = match shipped.iter().find(|s| s.name == name) {
-                Some(script) => script.clone(),
-                None => chance::named(name).unwrap(),
-            };
-            let real = u32::from_str_radix(digits, 16).unwrap();
-            let fake = script::answer(&script, kernel.clone()).unwrap();
-            assert_eq!(fake, real, "{release}: {name}: other than the kernel, see `lockstep`");
-            told.insert(name);
-        }
-        let chances = chance::recorded(members_only);
-        let due = shipped.iter().filter(|s| !members_only || s.members_only()).chain(&chances);
-        let untold: Vec<_> = due.filter(|s| !told.contains(s.name.as_str())).map(|s| &s.name).collect();
-        assert!(untold.is_empty(), "{release}: not recorded: {untold:?}");
-    }
 }
