@@ -102,7 +102,7 @@ impl Cause {
                 "the cgroup above is a partition that is not valid itself, so it hands no CPUs down"
             }
             Self::ParentMember => {
-                "the cgroup above is no partition, and on this way CPUs can only come from one"
+                "its CPUs come neither from the root, for which every list above it and its own have to name them, nor from the cgroup above, which is no partition"
             }
             Self::NotExclusive => "a cgroup beside it lists some of the same CPUs in its cpuset.cpus",
             Self::ParentStarves => {

@@ -30,7 +30,7 @@ pub fn diff(desired: &Desired, observed: &Observed) -> Plan {
         d.prepare(path, target);
     }
     for (path, target) in &by_path {
-        if target.kind == TargetKind::Remove {
+        if target.kind == TargetKind::Remove && !d.stays_listed(path) {
             d.push(Phase::Remove, Step::Remove(path.clone()));
         }
         if d.skip(path) || !d.will_have_files(path) {
@@ -391,6 +391,14 @@ impl Diff<'_> {
     /// empty either.
     fn stays_partition(&self, path: &CgroupPath, now: &PartitionState) -> bool {
         now.is_partition() && self.desired.frozen.contains(&(path.clone(), CpusetFile::Partition))
+    }
+
+    /// Whether this is an invalid partition that cannot be ended, because its state is in a fight. 6.12.117 keeps one that
+    /// had its CPUs from the root on a list when its cgroup is removed, and panics over that list later.
+    fn stays_listed(&self, path: &CgroupPath) -> bool {
+        let state = self.observed.cpuset(path).and_then(|f| f.partition.as_ref());
+        let frozen = self.desired.frozen.contains(&(path.clone(), CpusetFile::Partition));
+        frozen && state.is_some_and(|s| s.kind != PartitionKind::Member && s.invalid.is_some())
     }
 
     /// The state line can lie (after hotplug; a nested child of an invalid parent). Judged only when our own files

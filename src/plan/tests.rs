@@ -448,6 +448,13 @@ fn what_is_in_a_fight_or_blocked_is_left_alone_and_the_rest_goes_on() {
     let plan = diff(&d, &observed);
     check(&d, &observed, &plan.steps).unwrap();
     assert!(!lines(&plan).iter().any(|l| l.contains("exclusive")), "{:?}", lines(&plan));
+    // Nor does its cgroup go while it is an invalid one, empty or not.
+    for (state, removed) in [("root", true), ("root invalid", false), ("member", true)] {
+        files(&mut observed, "t/x").partition = Some(state.parse().unwrap());
+        observed.cgroups.get_mut(&p("t/x")).unwrap().populated = false;
+        let planned = lines(&diff(&d, &observed)).contains(&"remove: rmdir /t/x".into());
+        assert_eq!(planned, removed, "{state}");
+    }
     // What cannot be removed keeps out of the way instead.
     let mut observed = host(&["t", "t/x"]);
     observed.cgroups.get_mut(&p("t/x")).unwrap().populated = false;

@@ -8,7 +8,6 @@ use crate::world::{
 use std::fmt::Write as _;
 use truepin::assignments::{ReserveError, STACKS};
 use truepin::explain::Explanation;
-use truepin::observed::Step;
 use truepin::partition::PartitionKind;
 use truepin::reconcile::{AdmitError, Event, FindingKind, ForeignWrite};
 use truepin::request::Isolation;
@@ -400,12 +399,4 @@ fn a_change_of_kind_that_fails_is_taken_back() {
     assert_eq!(before, (sim.state.assignments.clone(), masks(sim.eyes.kernel())));
     assert_eq!(text(&sim, "system.slice/a", CpusetFile::Partition), "root");
     assert_eq!(sim.verdict(&owner("cgroup/system.slice/a")).unwrap().judgement, Judgement::Held);
-}
-
-#[test]
-fn isolated_needs_a_kernel_that_has_it() {
-    let mut sim = logged(host(Behaviour::local_only()));
-    assert_eq!(refused(&mut sim, &run("a", "2-3", Isolation::Isolated)), AdmitError::NoPartitions);
-    let wrote = |s: &Step| matches!(s, Step::Write { file: CpusetFile::Partition, .. });
-    assert!(!sim.eyes.steps.iter().any(wrote));
 }

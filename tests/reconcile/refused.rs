@@ -7,6 +7,7 @@ use crate::world::{
 use std::collections::BTreeMap;
 use truepin::CpusetFile;
 use truepin::assignments::{Mode, ReserveError};
+use truepin::observed::Step;
 use truepin::plan::Problem;
 use truepin::reconcile::{AdmitError, Answer, FindingKind};
 use truepin::request::Isolation;
@@ -38,10 +39,26 @@ fn a_refusal_by_the_table_or_the_machine_touches_nothing() {
 
 #[test]
 fn partitions_are_refused_where_the_kernel_has_none() {
-    let mut sim = logged(host(Behaviour::local_only()));
-    assert_eq!(refused(&mut sim, &run("a", "2-3", Isolation::Partition)), AdmitError::NoPartitions);
+    let (mut setup, kernel) = host(Behaviour::local_only());
+    setup.facts.partition = false;
+    let mut sim = logged((setup, kernel));
+    for isolation in [Isolation::Partition, Isolation::Isolated] {
+        assert_eq!(refused(&mut sim, &run("a", "2-3", isolation)), AdmitError::NoPartitions);
+    }
     assigned(&mut sim, &run("a", "2-3", Isolation::Auto));
     assert_eq!(sim.mode(&owner("run/a")), Some(Mode::Member));
+    let wrote = |s: &Step| matches!(s, Step::Write { file: CpusetFile::Partition, .. });
+    assert!(!sim.eyes.steps.iter().any(wrote));
+    // Those of a kernel without explicit lists are for what truepin makes.
+    let mut sim = logged(host(Behaviour::local_only()));
+    for isolation in [Isolation::Partition, Isolation::Isolated] {
+        let error = refused(&mut sim, &existing("system.slice/a", "4-5", isolation));
+        assert_eq!(error, AdmitError::OnlyOwn { owner: owner("cgroup/system.slice/a") });
+    }
+    assigned(&mut sim, &existing("system.slice/a", "4-5", Isolation::Auto));
+    assigned(&mut sim, &run("a", "2-3", Isolation::Auto));
+    assert_eq!(sim.mode(&owner("cgroup/system.slice/a")), Some(Mode::Member));
+    assert_eq!(sim.mode(&owner("run/a")), Some(Mode::Partition));
 }
 
 #[test]

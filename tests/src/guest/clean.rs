@@ -85,8 +85,22 @@ fn remove_cgroups() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Partitions end before their cgroups go: 6.12.117 keeps an invalid remote one on a list when it is removed, and panics
+/// over that list later ("list_del corruption" in `remote_partition_disable`).
+fn end_partitions(cgroup: &Cgroup) -> anyhow::Result<()> {
+    for child in cgroup.children()? {
+        end_partitions(&child)?;
+    }
+    // Without the controller there is no such file.
+    if cgroup.read("cpuset.cpus.partition").is_ok_and(|state| state != "member") {
+        cgroup.write("cpuset.cpus.partition", "member")?;
+    }
+    Ok(())
+}
+
 /// A killed task leaves its cgroup a moment after its status can be taken, so the first tries may find it busy.
 fn remove(cgroup: &Cgroup) -> anyhow::Result<()> {
+    end_partitions(cgroup)?;
     let mut last = None;
     let gone = wait_until("an empty cgroup", secs(10), || {
         last = cgroup.remove().err();

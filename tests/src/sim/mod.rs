@@ -69,9 +69,7 @@ impl Setup {
             kthread_budget_ns_per_s: 10_000_000,
             tolerance: Tolerance { tick_ns: 4_000_000, per_switch_ns: 10_000 },
         };
-        // A kernel without the one file and with the other is asked for by the test.
-        let partition = exclusive;
-        let facts = KernelFacts { cpuset: true, exclusive, partition, empty_refused: false, bpf: true };
+        let facts = KernelFacts { cpuset: true, exclusive, partition: true, empty_refused: false, bpf: true };
         Self { settings, topology, facts, reserved, strict_reserved: false }
     }
 }

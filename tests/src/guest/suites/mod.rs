@@ -11,7 +11,6 @@ pub mod life;
 pub mod lockstep;
 pub mod powercut;
 pub mod smoke;
-pub mod storm;
 pub mod writers;
 
 /// Every suite.
@@ -22,7 +21,6 @@ pub const ALL: &[&Suite] = &[
     &enforce::SUITE,
     &life::SUITE,
     &writers::SUITE,
-    &storm::SUITE,
     &demo::SUITE,
     &lockstep::SUITE,
     &powercut::SUITE,
