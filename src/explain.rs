@@ -33,10 +33,12 @@ pub enum Culprit {
         /// Those that both want.
         cpus: CpuSet,
     },
-    /// A cgroup above it does not list the CPUs in `cpuset.cpus.exclusive`.
+    /// A cgroup above it does not list the CPUs.
     Lacks {
         /// Which.
         path: CgroupPath,
+        /// `cpuset.cpus.exclusive`; where there is none, `cpuset.cpus`.
+        file: CpusetFile,
         /// Those that are missing.
         cpus: CpuSet,
     },
@@ -104,9 +106,7 @@ impl Culprit {
                     CpusetFile::Partition
                 )
             }
-            Self::Lacks { path, cpus } => {
-                format!("add CPUs {cpus} to {} of {path} again", CpusetFile::Exclusive)
-            }
+            Self::Lacks { path, file, cpus } => format!("add CPUs {cpus} to {file} of {path} again"),
             Self::Above { path, state } if state.is_partition() => {
                 format!("write member into {} of {path}", CpusetFile::Partition)
             }
@@ -129,8 +129,8 @@ impl fmt::Display for Culprit {
         match self {
             Self::Lists { path, file, cpus } => write!(f, "cgroup {path} lists CPUs {cpus} in {file}"),
             Self::Holds { path, cpus } => write!(f, "cgroup {path} is a partition that has CPUs {cpus}"),
-            Self::Lacks { path, cpus } => {
-                write!(f, "cgroup {path} above it does not list CPUs {cpus} in {}", CpusetFile::Exclusive)
+            Self::Lacks { path, file, cpus } => {
+                write!(f, "cgroup {path} above it does not list CPUs {cpus} in {file}")
             }
             Self::Above { path, state } => write!(f, "cgroup {path} above it reads {:?}", state.to_string()),
             Self::Withdrawn { path } => {
@@ -189,7 +189,7 @@ pub fn explain(observed: &Observed, path: &CgroupPath, cpus: &CpuSet) -> Option<
             search.first(&[Search::own, Search::above, Search::partition_above])
         }
         Cause::ParentInvalid | Cause::ParentMember => search.partition_above(),
-        Cause::NotExclusive => search.beside(),
+        Cause::NotExclusive => search.first(&[Search::beside, Search::own]),
         // 7.2 says so of an overlap as well.
         Cause::ParentStarves => search.first(&[Search::beside, Search::above]),
         Cause::Hotplug => search.offline(),
@@ -259,9 +259,14 @@ impl Search<'_> {
             if let Some(state) = state.filter(|_| self.files.exclusive.is_some()) {
                 found.push(Culprit::Above { path: path.clone(), state: state.clone() });
             }
-            let lacks = files.exclusive.as_ref().map(|e| self.cpus.difference(e)).unwrap_or_default();
-            if !lacks.is_empty() && state.is_none() {
-                found.push(Culprit::Lacks { path, cpus: lacks });
+            // Without explicit lists the one above hands down what is in its own, and is a partition for that.
+            let (file, list) = match &files.exclusive {
+                Some(list) => (CpusetFile::Exclusive, list),
+                None => (CpusetFile::Cpus, &files.cpus),
+            };
+            let lacks = self.cpus.difference(list);
+            if !lacks.is_empty() && state.is_none() == files.exclusive.is_some() {
+                found.push(Culprit::Lacks { path, file, cpus: lacks });
             }
         }
         found
@@ -272,10 +277,18 @@ impl Search<'_> {
         for path in self.path.ancestors().into_iter().rev().filter(|p| !p.is_root()) {
             let Some(files) = self.observed.cpuset(&path) else { continue };
             let Some(state) = files.partition.clone().filter(|s| !s.is_partition()) else { continue };
-            let why = match state.kind {
+            // What it should list is what those below it do: its own list may be what is wrong.
+            let below = self.observed.children(&path).filter_map(|(_, c)| c.cpuset.as_ref());
+            let below = below.fold(CpuSet::new(), |all, f| all.union(&f.cpus));
+            let wanted = below.intersection(&files.cpus);
+            let mut why = match state.kind {
                 PartitionKind::Member => Vec::new(),
-                _ => explain(self.observed, &path, &files.cpus).map_or(Vec::new(), |e| e.culprits),
+                _ => explain(self.observed, &path, &wanted).map_or(Vec::new(), |e| e.culprits),
             };
+            let cpus = below.difference(&files.cpus);
+            if why.is_empty() && !cpus.is_empty() && self.files.exclusive.is_none() {
+                why.push(Culprit::Lacks { path: path.clone(), file: CpusetFile::Cpus, cpus });
+            }
             return [Culprit::Above { path, state }].into_iter().chain(why).collect();
         }
         Vec::new()
@@ -514,17 +527,29 @@ mod tests {
             (Cause::ParentMember, "cgroup /t above it reads \"member\"", "make /t a partition again")
         );
         // And what is wrong with the one above.
-        let lines = [vec![parent(broken), ("a", "5-6", None, "member")], child(invalid)].concat();
-        let (cause, who, remedy) = told(&tree(&lines), "t/x", "2-3");
+        let all = |state| {
+            [vec![parent(broken), ("a", "5-6", None, "member"), ("t/y", "4-5", None, "root")], child(state)]
+                .concat()
+        };
+        let (cause, who, remedy) = told(&tree(&all(invalid)), "t/x", "2-3");
         assert_eq!(cause, Cause::ParentInvalid);
         assert_eq!(
             who,
             format!("cgroup /t above it reads {broken:?}, cgroup /a lists CPUs 5 in cpuset.cpus")
         );
         assert_eq!(remedy, "make /t a partition again; take CPUs 5 out of cpuset.cpus of /a");
+        // Its own list may be what is wrong, and not that of a cgroup whose CPUs it came to have.
+        let wide = ("t", "3-6", None, broken);
+        let lines = [vec![wide, ("a", "5-6", None, "member")], child(invalid)].concat();
+        let (_, named, _) = told(&tree(&lines), "t/x", "2-3");
+        assert_eq!(
+            named,
+            format!(
+                "cgroup /t above it reads {broken:?}, cgroup /t above it does not list CPUs 2 in cpuset.cpus"
+            )
+        );
         // On 6.1 the one below goes on reading valid.
-        let lines = [vec![parent(broken), ("a", "5-6", None, "member")], child("isolated")].concat();
-        assert_eq!(told(&tree(&lines), "t/x", "2-3"), (cause, who, remedy));
+        assert_eq!(told(&tree(&all("isolated")), "t/x", "2-3"), (cause, who, remedy));
         let lines = [vec![parent("member")], child("root")].concat();
         assert_eq!(told(&tree(&lines), "t/x", "2-3").0, Cause::ParentMember);
         let lines = [vec![parent("root")], child("root")].concat();

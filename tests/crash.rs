@@ -24,7 +24,7 @@ use std::{
     thread,
 };
 use truepin::{
-    CgroupPath, Owner,
+    CgroupPath, CpusetFile, Owner,
     assignments::{Assignment, Assignments},
     observed::Step,
     reconcile::Answer,
@@ -64,6 +64,12 @@ struct Tally {
     /// Steps that the restarted agents made.
     recovery_steps: u64,
     hostile: u64,
+    /// Events after which the slice is a partition, for local ones below it.
+    local: u64,
+    /// And crashes after which a new agent had to bring it in order.
+    local_crashes: u64,
+    /// Events after which somebody has an isolated partition.
+    isolated: u64,
     admitted: u64,
     refused: u64,
     released: u64,
@@ -85,6 +91,9 @@ impl Tally {
         self.disk.previous_used += o.disk.previous_used;
         self.recovery_steps += o.recovery_steps;
         self.hostile += o.hostile;
+        self.local += o.local;
+        self.local_crashes += o.local_crashes;
+        self.isolated += o.isolated;
         self.admitted += o.admitted;
         self.refused += o.refused;
         self.released += o.released;
@@ -146,6 +155,9 @@ impl History {
         self.tally.steps += steps;
         self.tally.saves += saves;
         self.tally.hostile += u64::from(op.is_hostile());
+        let (local, isolated) = partitions(sim);
+        self.tally.local += u64::from(local);
+        self.tally.isolated += u64::from(isolated);
         let mut deaths: Vec<Death> =
             (0..steps).flat_map(|n| [Death::BeforeStep(n), Death::AfterStep(n)]).collect();
         for (nth, ops) in ops.into_iter().enumerate() {
@@ -229,6 +241,7 @@ impl History {
             self.fail(&sim, &format!("{op:?} with {death:?}"), &["did not crash".into()]);
         }
         self.tally.crashes += 1;
+        self.tally.local_crashes += u64::from(partitions(&sim).0);
         self.tally.disk_crashes += u64::from(matches!(death, Death::InSave(..)));
         let mut wrong = Vec::new();
         let (epoch, acknowledged) = (sim.disk.record().map(|r| r.epoch), sim.disk.acknowledged());
@@ -364,6 +377,14 @@ impl History {
     }
 }
 
+/// Whether the slice is a partition, and whether any is isolated.
+fn partitions(sim: &Sim) -> (bool, bool) {
+    let kernel = sim.eyes.kernel();
+    let state = |p: &CgroupPath| sim.eyes.text(p, CpusetFile::Partition);
+    let slice = &sim.setup.settings.slice;
+    (state(slice) == "root", kernel.cgroups().any(|p| state(p) == "isolated"))
+}
+
 fn number(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
         Ok(text) => text.parse().unwrap_or_else(|e| panic!("{name}={text:?}: {e}")),
@@ -398,13 +419,15 @@ fn a_crash_at_every_step() {
     });
     let t = total.into_inner().unwrap();
     println!(
-        "seeds {first} to {}: {} histories, {} events ({} hostile; {} admitted, {} refused, {} released), {} plans, \
-         {} kernel steps, {} saves, {} crash points ({} within a save), {} starts after a boot, {} steps of recovery; \
+        "seeds {first} to {}: {} histories, {} events ({} hostile; {} with local partitions and {} with isolated ones; {} \
+         admitted, {} refused, {} released), {} plans, {} kernel steps, {} saves, {} crash points ({} within a save, {} with local partitions), {} starts after a boot, {} steps of recovery; \
          {} losses of power with something unsynced: {} names lost, {} files torn, {} starts from the previous generation",
         first + count - 1,
         t.histories,
         t.events,
         t.hostile,
+        t.local,
+        t.isolated,
         t.admitted,
         t.refused,
         t.released,
@@ -413,6 +436,7 @@ fn a_crash_at_every_step() {
         t.saves,
         t.crashes,
         t.disk_crashes,
+        t.local_crashes,
         t.boots,
         t.recovery_steps,
         t.disk.losses,
@@ -422,5 +446,9 @@ fn a_crash_at_every_step() {
     );
     assert_eq!(t.histories, count);
     assert!(count < 700 || t.plans >= 1000 && t.crashes > t.plans, "too little was tried: {t:?}");
+    assert!(
+        count < 700 || t.local >= 100 && t.local_crashes >= 1000 && t.isolated >= 100,
+        "too little: {t:?}"
+    );
     assert!(count < 700 || t.steps >= 10_000 && t.disk.names_lost >= 3_000, "too little was tried: {t:?}");
 }

@@ -4,6 +4,7 @@
 
 mod foreign;
 mod life;
+mod local;
 mod memory;
 mod owners;
 mod refused;

@@ -81,9 +81,9 @@ pub fn world(rng: &mut Rng) -> (Setup, FakeKernel) {
     let cores = [2, 3, 4][rng.below(3)];
     let numbering = if rng.chance(50) { Numbering::ThreadsLast } else { Numbering::ThreadsAdjacent };
     let behaviour = match rng.below(10) {
-        0..=2 => Behaviour::strict(),
-        3..=4 => Behaviour::amended(),
-        5..=7 => Behaviour::lax(),
+        0..=1 => Behaviour::strict(),
+        2..=3 => Behaviour::amended(),
+        4..=6 => Behaviour::lax(),
         _ => Behaviour::local_only(),
     };
     world_of(rng, cores, numbering, |online, nodes| FakeKernel::new(behaviour, online, nodes))
