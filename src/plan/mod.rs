@@ -79,6 +79,7 @@ pub struct OwnerCgroup {
 
 /// Everything that a plan works towards.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is decided independently of the others")]
 pub struct Desired {
     /// The cgroup under which truepin makes its own.
     pub slice: CgroupPath,

@@ -86,7 +86,7 @@ fn remove_cgroups() -> anyhow::Result<()> {
 }
 
 /// Partitions end before their cgroups go: 6.12.117 keeps an invalid remote one on a list when it is removed, and panics
-/// over that list later ("list_del corruption" in `remote_partition_disable`).
+/// over that list later (`list_del` corruption in `remote_partition_disable`).
 fn end_partitions(cgroup: &Cgroup) -> anyhow::Result<()> {
     for child in cgroup.children()? {
         end_partitions(&child)?;
