@@ -196,7 +196,7 @@ impl Writers {
         let sight = match &mut self.source {
             Source::Hook(hook) => {
                 if hook.is_writing(now_ns)? {
-                    Sight::Trailing
+                    Sight::UnderWay
                 } else {
                     Sight::Whole
                 }

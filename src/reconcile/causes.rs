@@ -124,6 +124,12 @@ impl Causes {
         self.seen.retain(|s| s.writer.ended_ns >= self.before_ns);
     }
 
+    /// Somebody wrote, or writes, while the reading was taken: it may show one file as it was before and the next as it is
+    /// after. What was repaired upon that would look like nobody's doing.
+    pub(super) fn may_be_torn(&self) -> bool {
+        self.sight == Sight::UnderWay || self.seen.iter().any(|s| s.writer.ended_ns >= self.asked_ns)
+    }
+
     /// Other cgroups are watched from now on.
     pub(super) fn watches(&mut self, now_ns: u64) {
         self.watched_ns = now_ns;
@@ -192,7 +198,7 @@ impl Causes {
 
     /// A write of the time since the reading before may have gone unseen.
     fn is_blind_to(&self, change: &Change) -> bool {
-        let unwatched = change.unwatched && self.sight != Sight::Whole;
+        let unwatched = change.unwatched && self.sight == Sight::Trailing;
         self.sight == Sight::Blind
             || self.lost != self.lost_before
             || self.watched_ns > self.before_ns

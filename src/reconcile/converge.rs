@@ -24,6 +24,10 @@ use std::{
 /// More phases than any plan has, three times over: beyond that somebody else is writing too.
 const MAX_ROUNDS: u32 = 32;
 
+/// Somebody who writes all the time must not keep truepin from its repairs. A reading takes a millisecond or so, a write
+/// that changes a partition up to ten.
+const MAX_REREADS: u32 = 8;
+
 const ESRCH: i32 = 3;
 const ENOSPC: i32 = 28;
 
@@ -113,6 +117,10 @@ impl Turn<'_> {
     }
 
     pub(super) fn observed(&mut self, observed: Observed) {
+        if self.s.causes.may_be_torn() && self.s.progress.rereads < MAX_REREADS {
+            self.s.progress.rereads += 1;
+            return self.observe();
+        }
         self.s.online = observed.online.clone();
         let before = mem::replace(&mut self.s.observed, observed);
         self.s.causes.reads();
@@ -132,8 +140,9 @@ impl Turn<'_> {
         let mut plan = plan::diff(&desired, &self.s.observed);
         if was_settled {
             self.sets(Some(&before));
+            self.s.progress.agreed = Some(before);
         }
-        if self.drift(&plan, was_settled.then_some(&before)) {
+        if self.drift(&plan, was_settled) {
             desired = self.s.desired();
             plan = plan::diff(&desired, &self.s.observed);
         }
@@ -230,18 +239,24 @@ impl Turn<'_> {
         self.out.push(Effect::Collect);
     }
 
-    /// Files that changed since kernel and table agreed (`before`), or since truepin wrote them in this convergence:
-    /// that was somebody else. What merely follows from a change of the machine or the table is no drift. True when a
-    /// file is left alone from now on.
-    pub(super) fn drift(&mut self, plan: &Plan, before: Option<&Observed>) -> bool {
+    /// Files that changed since kernel and table agreed, or since truepin wrote them in this convergence: that was somebody
+    /// else. Not every change is in the first reading: a write may come while that is taken, or after it. What merely
+    /// follows from a change of the machine or the table is no drift. True when a file is left alone from now on.
+    /// `first`: nothing was written since kernel and table agreed.
+    pub(super) fn drift(&mut self, plan: &Plan, first: bool) -> bool {
+        let agreed = self.s.progress.agreed.take();
         let mut files: BTreeMap<(CgroupPath, CpusetFile), [String; 3]> = BTreeMap::new();
         for Planned { step, .. } in &plan.steps {
             let Step::Write { path, file, new, .. } = step else { continue };
             let key = (path.clone(), *file);
             let now = text_of(&self.s.observed, path, *file);
-            let was = match before {
-                Some(b) => same_cgroup(b, &self.s.observed, path).then(|| text_of(b, path, *file)),
-                None => self.s.progress.wrote.get(&key).cloned(),
+            let was = match self.s.progress.known.get(&key) {
+                Some(known) => known.clone(),
+                // Files that came with the controller are as the kernel makes them.
+                None => agreed
+                    .as_ref()
+                    .filter(|a| same_cgroup(a, &self.s.observed, path) && a.cpuset(path).is_some())
+                    .map(|a| text_of(a, path, *file)),
             };
             if let Some(was) = was.filter(|was| *was != now) {
                 let wanted = new.to_string();
@@ -251,8 +266,8 @@ impl Turn<'_> {
         let mut frozen = false;
         for ((path, file), [was, found, wanted]) in files {
             let key = (path.clone(), file);
-            self.s.progress.wrote.remove(&key);
-            let change = self.change(&path, file, &was, before);
+            self.s.progress.known.insert(key.clone(), Some(found.clone()));
+            let change = self.change(&path, file, &was, agreed.as_ref().filter(|_| first));
             let kind = FindingKind::Drift { path: path.clone(), file, found, wanted };
             let (id, cause) = self.report_change(kind, change);
             let writer = cause.writer().map(|w| w.pid);
@@ -265,6 +280,7 @@ impl Turn<'_> {
                 self.s.drifted.push(id);
             }
         }
+        self.s.progress.agreed = agreed;
         frozen
     }
 
@@ -387,14 +403,18 @@ impl Turn<'_> {
 
     pub(super) fn step_done(&mut self, step: Step) {
         match step {
-            Step::Write {
-                file: CpusetFile::Partition, new: Value::Partition(PartitionKind::Member), ..
-            } => {}
-            Step::Write { path, file: CpusetFile::Partition, .. } => {
-                *self.s.progress.written.entry(path).or_default() += 1;
+            Step::Write { path, file: file @ CpusetFile::Partition, new, .. } => {
+                self.s.progress.known.insert((path.clone(), file), None);
+                if new != Value::Partition(PartitionKind::Member) {
+                    *self.s.progress.written.entry(path).or_default() += 1;
+                }
             }
             Step::Write { path, file, new, .. } => {
-                self.s.progress.wrote.insert((path, file), new.to_string());
+                // What becomes of partitions with this list, and below it, is our doing.
+                let below = self.s.observed.cgroups.keys().filter(|p| p.is_within(&path));
+                let states = below.map(|p| ((p.clone(), CpusetFile::Partition), None));
+                self.s.progress.known.extend(states);
+                self.s.progress.known.insert((path, file), Some(new.to_string()));
             }
             Step::Enter { path, pid } => {
                 self.s.entering.retain(|e| *e != (path.clone(), pid));

@@ -75,6 +75,8 @@ pub enum Sight {
     Blind,
     /// All that had ended a second ago; newer ones may still be on their way.
     Trailing,
+    /// All that have ended; one is under way.
+    UnderWay,
     /// All, and none is under way.
     Whole,
 }

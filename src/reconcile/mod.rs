@@ -252,8 +252,13 @@ struct Progress {
     failed: BTreeMap<String, u32>,
     /// Partition states that were written, with how often.
     written: BTreeMap<CgroupPath, u32>,
-    /// What lists hold by our last write: where something else is read, somebody writes at the same time.
-    wrote: BTreeMap<(CgroupPath, CpusetFile), String>,
+    /// What was read when kernel and table agreed for the last time, at the begin of this convergence.
+    agreed: Option<Observed>,
+    /// What files hold by our last write, or held when they were last found changed: where something else is read, somebody
+    /// writes at the same time. A partition's state that we wrote is `None`: what it reads is for the kernel to say.
+    known: BTreeMap<(CgroupPath, CpusetFile), Option<String>>,
+    /// Readings that were taken anew, because somebody wrote meanwhile.
+    rereads: u32,
     /// All is done but the record, which lags behind in what no step depends on.
     settling: bool,
 }

@@ -1,7 +1,8 @@
 //! Who wrote, as far as the means in force tell; what the kernel did by itself.
 
 use crate::world::{
-    SECOND, assigned, by, existing, findings, foreign, host, log, logged, owner, p, run, settled, sound, told,
+    SECOND, assigned, by, drifts, existing, findings, foreign, host, log, logged, owner, p, run, settled,
+    sound, told,
 };
 use truepin::reconcile::{Cause, Event, Finding, FindingKind, ForeignWrite, Sight, Writer};
 use truepin::request::Isolation;
@@ -248,4 +249,27 @@ fn a_write_that_is_told_beside_a_reading() {
     // It is past then.
     foreign(&mut sim, "truepin.slice/run-a/cpuset.cpus", "1", None);
     assert!(sim.reports.iter().any(|f| f.to_string().ends_with(UNKNOWN)), "{}", log(&sim));
+}
+
+/// Somebody changes one file, and while truepin mends that, another changes one that truepin has not written.
+#[test]
+fn a_change_in_mid_convergence_is_told_too() {
+    for (path, file, value, found) in [
+        ("user.slice", "cpuset.cpus", "3-4", "3-4"),
+        ("system.slice/a", "cpuset.cpus.partition", "member", "member"),
+    ] {
+        let mut sim = logged(host(Behaviour::strict()));
+        assigned(&mut sim, &run("a", "2-3", Isolation::Member));
+        assigned(&mut sim, &existing("system.slice/a", "6-7", Isolation::Partition));
+        sim.reports.clear();
+        let late = Foreign { path: p(path), file: file.into(), text: value.into() };
+        sim.eyes.ambush(0, late);
+        foreign(&mut sim, "truepin.slice/run-a/cpuset.cpus", "2-4", Some(9));
+        settled(&mut sim);
+        let told: Vec<_> = drifts(&sim).into_iter().map(|d| (d.0, d.1, d.2)).collect();
+        let drift =
+            |path: &str, file: &str, found: &str| (path.to_owned(), file.to_owned(), found.to_owned());
+        let expected = [drift("truepin.slice/run-a", "cpuset.cpus", "2-4"), drift(path, file, found)];
+        assert_eq!(told, expected, "{}", log(&sim));
+    }
 }

@@ -162,6 +162,7 @@ fn when_the_kernel_is_named() {
     for (n, (sight, change, lost, watched, at_once, in_a_second)) in [
         (Sight::Whole, change(Partition), 0, 0, kernel, None),
         // A write may be under way, or its event: not until a second has passed.
+        (Sight::UnderWay, change(Partition), 0, 0, "unknown", Some(kernel)),
         (Sight::Trailing, change(Partition), 0, 0, "unknown", Some(kernel)),
         (Sight::Blind, change(Partition), 0, 0, "unknown", None),
         (Sight::Whole, change(Cpus), 0, 0, "unknown", None),
@@ -173,6 +174,7 @@ fn when_the_kernel_is_named() {
         (Sight::Whole, change(Partition), 0, 99, kernel, None),
         // A new cgroup: only a hook sees what was written there before it was watched.
         (Sight::Whole, unwatched.clone(), 0, 0, kernel, None),
+        (Sight::UnderWay, unwatched.clone(), 0, 0, "unknown", Some(kernel)),
         (Sight::Trailing, unwatched, 0, 0, "unknown", None),
     ]
     .into_iter()
@@ -203,7 +205,7 @@ fn when_the_kernel_is_named() {
 #[test]
 fn a_write_that_was_under_way() {
     let open = || {
-        let mut causes = between_readings(Sight::Trailing, vec![]);
+        let mut causes = between_readings(Sight::UnderWay, vec![]);
         assert_eq!(causes.of(&change(Partition), 210), Cause::Unknown);
         causes.await_name(5, change(Partition), 210);
         causes
@@ -252,7 +254,7 @@ fn a_writer_is_named_once() {
     causes.reads();
     assert_eq!(pid_of(&causes.of(&change(Partition), 230)), "kernel: it gives no reason");
     // One that was told after its change was found has named that.
-    let mut causes = between_readings(Sight::Trailing, vec![]);
+    let mut causes = between_readings(Sight::UnderWay, vec![]);
     causes.await_name(5, change(Partition), 210);
     let (path, file, writer) = write(7, OWNER, Partition, None, [190, 205]);
     assert_eq!(causes.wrote(&path, file, writer).len(), 1);
@@ -285,5 +287,23 @@ fn what_the_kernel_does_by_itself() {
     ] {
         let own = kernels_own(was, &now.parse().unwrap(), &cpus, &online.parse().unwrap());
         assert_eq!(own.as_deref(), expected, "{was:?} -> {now:?} with {online} online");
+    }
+}
+
+/// A reading that was taken while somebody wrote is not judged.
+#[test]
+fn readings_that_may_be_torn() {
+    for (sight, span, torn) in [
+        (Sight::Whole, None, false),
+        (Sight::Trailing, None, false),
+        (Sight::Blind, None, false),
+        (Sight::UnderWay, None, true),
+        (Sight::Whole, Some([150, 199]), false),
+        (Sight::Whole, Some([150, 200]), true),
+        (Sight::Whole, Some([201, 205]), true),
+    ] {
+        let writes = span.map(|span| write(7, "top/sib", Cpus, Some("2"), span));
+        let causes = between_readings(sight, writes.into_iter().collect());
+        assert_eq!(causes.may_be_torn(), torn, "{sight:?} {span:?}");
     }
 }
