@@ -7,6 +7,7 @@ use super::{
     wait::{secs, wait_until},
     workload::Workload,
 };
+use truepin::CpuSet;
 
 /// What is tried on.
 const SCRATCH: &str = "scratch";
@@ -27,6 +28,21 @@ pub fn empty_refused() -> anyhow::Result<bool> {
             Err(e) if errno(&e) == Some(nix::libc::ENOSPC) => Ok(true),
             Err(e) => Err(e),
         }
+    })
+}
+
+/// Whether what a task asked for itself comes back after its set was another (since Linux 6.2).
+pub fn remembers_pins() -> anyhow::Result<bool> {
+    with_scratch(|scratch| {
+        let online = machine::online()?;
+        let pin: CpuSet = online.first().into_iter().collect();
+        scratch.write("cpuset.cpus", &online.to_string())?;
+        let inside = Workload::idle().cgroup(SCRATCH).pin(&pin).spawn()?;
+        scratch.write("cpuset.cpus", &online.difference(&pin).to_string())?;
+        scratch.write("cpuset.cpus", &online.to_string())?;
+        let now = inside.task().allowed()?;
+        anyhow::ensure!(now == pin || now == online, "a task pinned to {pin} may use {now}");
+        Ok(now == pin)
     })
 }
 

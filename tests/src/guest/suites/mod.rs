@@ -3,16 +3,26 @@
 
 use super::scenario::Suite;
 
+pub mod churn;
 pub mod demo;
 pub mod enforce;
 pub mod kernel;
 pub mod lockstep;
+pub mod odd;
 pub mod powercut;
 pub mod smoke;
 
 /// Every suite.
-pub const ALL: &[&Suite] =
-    &[&smoke::SUITE, &kernel::SUITE, &enforce::SUITE, &demo::SUITE, &lockstep::SUITE, &powercut::SUITE];
+pub const ALL: &[&Suite] = &[
+    &smoke::SUITE,
+    &churn::SUITE,
+    &kernel::SUITE,
+    &enforce::SUITE,
+    &demo::SUITE,
+    &lockstep::SUITE,
+    &odd::SUITE,
+    &powercut::SUITE,
+];
 
 /// The suite of this name.
 #[must_use]
