@@ -53,8 +53,9 @@ s, machine eight           7 s        7 s
   d                        skipped    passed
 passed / skipped / failed  2 / 1 / 0  3 / 0 / 0
 
-6.1: mode: member, as expected: no file
 6.1: skipped: s: d: a moon
+
+6.1: mode: member, as expected: no file
 ";
     assert_eq!(text, want);
     assert!(well);
@@ -68,9 +69,9 @@ fn what_went_wrong_or_is_missing_fails() {
             "a failure",
             KNOWN,
             of(
-                "ok 1 - a: b (0.1 s)\nnot ok 2 - c # why: x # y\nok 3 - d (0.0 s)\nRESULT passed=2 failed=1 skipped=0\n",
+                "ok 1 - a: b (0.1 s)\nnot ok 2 - c # why: x # y\n#   and more\nok 3 - d (0.0 s)\nRESULT passed=2 failed=1 skipped=0\n",
             ),
-            "FAILED: 7: s: c: why: x # y",
+            "FAILED: 7: s: c: why: x # y and more\n",
         ),
         (
             "a boot that did not end",

@@ -81,9 +81,10 @@ impl Collector {
     }
 }
 
-/// The allowances for this machine. Under software emulation a switch costs 20 to 57 µs, else 2 to 8 (measured).
+/// The allowances for this machine. A switch costs 2 to 8 µs; under software emulation 20 to 57, and 285 where the
+/// emulator had a third of its host (7.3.4, 354 switches, 101 ms): all measured.
 pub fn tolerance() -> Result<Tolerance, ProcError> {
-    let per_switch_ns = if is_emulated() { 100_000 } else { 10_000 };
+    let per_switch_ns = if is_emulated() { 400_000 } else { 10_000 };
     Ok(Tolerance { tick_ns: procfs::tick_ns()?, per_switch_ns })
 }
 

@@ -108,7 +108,7 @@ pub struct Evidence {
 }
 
 /// Allowances of the comparison with the owner's CPU clock. Measured: the difference is within a tick for each CPU,
-/// and grows by 2 to 8 µs a switch on hardware-backed machines and 20 to 57 µs under software emulation, because
+/// and grows by 2 to 8 µs a switch on hardware-backed machines and 20 to 285 µs under software emulation, because
 /// scheduler code on either side of the tracepoint is booked to the other task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tolerance {

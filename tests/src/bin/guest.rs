@@ -15,7 +15,7 @@ fn main() -> ExitCode {
         Ok(Some(code)) => code,
         Ok(None) => {
             eprintln!(
-                "usage: truepin-guest burn|blink|pin|write [--OPTION VALUE]... (tests/src/guest/workload.rs)"
+                "usage: truepin-guest burn|blink|bomb|pin|write [--OPTION VALUE]... (tests/src/guest/workload.rs)"
             );
             ExitCode::from(2)
         }

@@ -115,9 +115,15 @@ impl Agent {
 
     /// Starts it again after [`Self::kill`] (or its own death) with the configuration as it is on disk now.
     pub fn start_again(&mut self) -> anyhow::Result<()> {
+        self.spawn_again()?;
+        self.answers()
+    }
+
+    /// As [`Self::start_again`], without waiting for its answer.
+    pub fn spawn_again(&mut self) -> anyhow::Result<()> {
         anyhow::ensure!(!self.is_running(), "the agent still runs");
         self.child = spawn(&self.arguments, &self.environment)?;
-        self.answers()
+        Ok(())
     }
 
     fn answers(&mut self) -> anyhow::Result<()> {

@@ -50,6 +50,21 @@ pub fn overlap_ends() -> anyhow::Result<bool> {
     })
 }
 
+/// Whether what a task asked for itself comes back after its set was another (since Linux 6.2).
+pub fn remembers_pins() -> anyhow::Result<bool> {
+    with_scratch(|scratch| {
+        let online = machine::online()?;
+        let pin: CpuSet = online.first().into_iter().collect();
+        scratch.write("cpuset.cpus", &online.to_string())?;
+        let inside = Workload::idle().cgroup(SCRATCH).pin(&pin).spawn()?;
+        scratch.write("cpuset.cpus", &online.difference(&pin).to_string())?;
+        scratch.write("cpuset.cpus", &online.to_string())?;
+        let now = inside.task().allowed()?;
+        anyhow::ensure!(now == pin || now == online, "a task pinned to {pin} may use {now}");
+        Ok(now == pin)
+    })
+}
+
 /// Hands `look` a cgroup with cpuset files; afterwards all is as it was.
 fn with_scratch<T>(look: impl FnOnce(&Cgroup) -> anyhow::Result<T>) -> anyhow::Result<T> {
     let root = Cgroup::root();

@@ -97,6 +97,18 @@ impl Task {
         count.trim().parse().with_context(|| format!("nr_migrations {count:?}"))
     }
 
+    /// The children of the process, whichever of its threads has them, dead ones among them.
+    pub fn children(self) -> anyhow::Result<Vec<Self>> {
+        let mut found = Vec::new();
+        for thread in self.threads()? {
+            let text = self.file(&format!("task/{}/children", thread.0))?;
+            for pid in text.split_whitespace() {
+                found.push(Self(pid.parse().with_context(|| format!("child {pid:?} of {}", self.0))?));
+            }
+        }
+        Ok(found)
+    }
+
     /// CPU time of the whole process so far, by its CPU clock (`clock_getcpuclockid(3)`): not rounded to ticks, and
     /// without stolen time.
     pub fn cpu_time(self) -> anyhow::Result<Duration> {

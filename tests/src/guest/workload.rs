@@ -21,6 +21,7 @@ use std::{
 };
 use truepin::CpuSet;
 
+mod odd;
 pub mod worker;
 
 /// What to start, and how.
@@ -69,6 +70,37 @@ impl Program {
     #[must_use]
     pub fn linger(self, time: Duration) -> Self {
         self.with("--linger-ms", &time.as_millis())
+    }
+
+    /// It is born in this cgroup (`CLONE_INTO_CGROUP`), as the [`Workload::child`] of a process that waits for it where it
+    /// was started.
+    #[must_use]
+    pub fn born_in(self, path: &str) -> Self {
+        self.with("--into", path)
+    }
+
+    /// It has this pid (`set_tid` of clone3(2)), which must be free; a child as with [`Self::born_in`].
+    #[must_use]
+    pub fn born_as(self, pid: i32) -> Self {
+        self.with("--tid", &pid)
+    }
+
+    /// It has so many children that have ended and that it never waits for.
+    #[must_use]
+    pub fn zombies(self, count: u32) -> Self {
+        self.with("--zombies", &count)
+    }
+
+    /// Its main thread ends when it is ready; the others go on.
+    #[must_use]
+    pub fn leaderless(self) -> Self {
+        self.with("--leaderless", &true)
+    }
+
+    /// For [`Workload::bomb`]: each child is moved into this cgroup.
+    #[must_use]
+    pub fn moving_to(self, path: &str) -> Self {
+        self.with("--move-to", path)
     }
 
     /// Another binary than the running one (for tests on the host).
@@ -161,6 +193,12 @@ impl Workload {
         blink.with("--on-ms", &on.as_millis()).with("--off-ms", &off.as_millis())
     }
 
+    /// A process that starts children without end, each of them busy for 1 ms, asleep for `off`, busy for 1 ms.
+    #[must_use]
+    pub fn bomb(off: Duration) -> Program {
+        Program::new(&["bomb"]).with("--on-ms", &1).with("--off-ms", &off.as_millis())
+    }
+
     /// A process that sleeps.
     #[must_use]
     pub fn idle() -> Program {
@@ -189,6 +227,13 @@ impl Workload {
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.task().0
+    }
+
+    /// The one child of its process.
+    pub fn child(&self) -> anyhow::Result<Task> {
+        let children = self.task().children()?;
+        anyhow::ensure!(children.len() == 1, "{:?} has the children {children:?}", self.task());
+        Ok(children[0])
     }
 
     /// Moves it into a cgroup.

@@ -1,6 +1,6 @@
 //! Exclusive CPUs on a real kernel: enforced, proved, repaired.
 
-use crate::guest::agent::wait_for_answer;
+use crate::guest::agent::{CONFIG, wait_for_answer};
 use crate::guest::{
     Agent, Cgroup, Guest, Outcome, RunOwner, Scenario, Style, Suite, Task, Workload, equal, facts, http,
     machine, millis, run, secs, truepin, truepin_json, wait_until,
@@ -8,7 +8,7 @@ use crate::guest::{
 use anyhow::Context;
 use nix::{errno::Errno, sys::signal::Signal};
 use serde_json::Value;
-use std::time::Duration;
+use std::{fs, time::Duration};
 use truepin::CpuSet;
 
 /// The suite.
@@ -39,20 +39,20 @@ pub const SUITE: Suite = Suite {
 const BUDGET: &str = "[budgets]\nunbound-kthread = \"200ms/s\"\n";
 
 /// An agent with this configuration, which must not have tables of its own behind `[budgets]`.
-fn agent(config: &str) -> anyhow::Result<Agent> {
+pub(super) fn agent(config: &str) -> anyhow::Result<Agent> {
     Agent::start(&format!("{config}\n{BUDGET}"))
 }
 
 /// Mostly asleep: under TCG at most two CPUs should be busy at once.
-fn sleepy(threads: u32) -> crate::guest::Program {
+pub(super) fn sleepy(threads: u32) -> crate::guest::Program {
     Workload::blink(threads, millis(2), millis(40))
 }
 
-fn text<'a>(document: &'a Value, key: &str) -> &'a str {
+pub(super) fn text<'a>(document: &'a Value, key: &str) -> &'a str {
     document[key].as_str().unwrap_or_default()
 }
 
-fn held(code: i32, verdict: &Value) -> Outcome {
+pub(super) fn held(code: i32, verdict: &Value) -> Outcome {
     anyhow::ensure!(text(verdict, "verdict") == "held" && code == 0, "exit code {code}: {verdict:#}");
     equal("reasons", verdict["reasons"].as_array().map(Vec::len), Some(0))?;
     equal("lost", verdict["lost"].as_u64(), Some(0))?;
@@ -165,9 +165,9 @@ fn clock(_: &mut Guest) -> Outcome {
     let db = RunOwner::start("db", &["--cpus", "2"], &sleepy(1))?;
     let other = machine::read(&SOURCE.replace("current", "available"))?;
     let other = other.split(' ').find(|s| *s != "tsc").context("no other clock source")?.to_owned();
-    std::fs::write(SOURCE, &other)?;
+    fs::write(SOURCE, &other)?;
     let verdict = db.verify(&["--for", "2s"]);
-    std::fs::write(SOURCE, "tsc")?;
+    fs::write(SOURCE, "tsc")?;
     let (code, verdict) = verdict?;
     anyhow::ensure!(
         text(&verdict, "verdict") == "inconclusive" && code == 3,
@@ -367,6 +367,9 @@ fn run_command(_: &mut Guest) -> Outcome {
 fn embedded(_: &mut Guest) -> Outcome {
     let nobody = run("truepin", &["list"])?;
     anyhow::ensure!(nobody.code() == 3 && nobody.stderr.contains("truepin agent"), "{nobody}");
+    // Configured as an agent would be, budget and all.
+    fs::create_dir_all("/etc/truepin")?;
+    fs::write(CONFIG, BUDGET)?;
     let ran = run(
         "truepin",
         &["run", "--cpus", "2", "--name", "e", "--fail-on", "inconclusive", "--", "sleep", "1"],

@@ -4,11 +4,13 @@
 use super::scenario::Suite;
 
 pub mod answers;
+pub mod churn;
 pub mod demo;
 pub mod enforce;
 pub mod kernel;
 pub mod life;
 pub mod lockstep;
+pub mod odd;
 pub mod powercut;
 pub mod smoke;
 pub mod writers;
@@ -21,6 +23,8 @@ pub const ALL: &[&Suite] = &[
     &enforce::SUITE,
     &life::SUITE,
     &writers::SUITE,
+    &odd::SUITE,
+    &churn::SUITE,
     &demo::SUITE,
     &lockstep::SUITE,
     &powercut::SUITE,

@@ -1,5 +1,6 @@
-//! The workloads' own side: `truepin-guest burn|blink|pin|write …`.
+//! The workloads' own side: `truepin-guest burn|blink|bomb|pin|write …`.
 
+use super::odd;
 use crate::guest::{cgroup::Cgroup, cgroup::errno, task::Task, wait::millis};
 use anyhow::Context;
 use lexopt::prelude::*;
@@ -32,6 +33,11 @@ struct Asked {
     pid: Option<i32>,
     file: Option<String>,
     value: Option<String>,
+    into: Option<String>,
+    tid: Option<i32>,
+    zombies: u32,
+    leaderless: bool,
+    move_to: Option<String>,
 }
 
 /// Carries a sub-command out. `None` when `args` (without the program's name) name none.
@@ -45,6 +51,12 @@ pub fn main(args: Vec<std::ffi::OsString>) -> anyhow::Result<Option<ExitCode>> {
             prepare(&asked)?;
             work(&asked)?;
             Ok(Some(ExitCode::SUCCESS))
+        }
+        "bomb" => {
+            prepare(&asked)?;
+            say("ready")?;
+            odd::bomb(asked.move_to.as_deref(), asked.on, asked.off, |on| turn(on, Duration::ZERO))?;
+            Ok(Some(ExitCode::FAILURE))
         }
         "pin" => {
             prepare(&asked)?;
@@ -82,6 +94,11 @@ fn parse(mut parser: lexopt::Parser) -> anyhow::Result<Asked> {
             "cpus" => asked.cpus = Some(value.parse()?),
             "pid" => asked.pid = Some(value.parse()?),
             "file" => asked.file = Some(value.string()?),
+            "into" => asked.into = Some(value.string()?),
+            "tid" => asked.tid = Some(value.parse()?),
+            "zombies" => asked.zombies = value.parse()?,
+            "leaderless" => asked.leaderless = value.parse()?,
+            "move-to" => asked.move_to = Some(value.string()?),
             "value" => asked.value = Some(value.string()?),
             _ => anyhow::bail!("unknown option --{option}"),
         }
@@ -89,8 +106,9 @@ fn parse(mut parser: lexopt::Parser) -> anyhow::Result<Asked> {
     Ok(asked)
 }
 
-/// Name, cgroup, CPUs: in this order, since a cgroup may forbid the CPUs.
+/// Birth, name, cgroup, CPUs: in this order, since a cgroup may forbid the CPUs.
 fn prepare(asked: &Asked) -> anyhow::Result<()> {
+    odd::born(asked.into.as_deref(), asked.tid)?;
     if let Some(comm) = &asked.comm {
         fs::write("/proc/self/comm", comm).with_context(|| format!("taking the name {comm:?}"))?;
     }
@@ -134,7 +152,11 @@ fn work(asked: &Asked) -> anyhow::Result<()> {
             })
             .context("starting a thread")?;
     }
+    odd::zombies(asked.zombies)?;
     say("ready")?;
+    if asked.leaderless {
+        odd::leave_to_threads();
+    }
     loop {
         turn(asked.on, asked.off);
         let Some(enough) = asked.cpu_time else { continue };
