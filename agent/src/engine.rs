@@ -10,14 +10,18 @@ use crate::{
     containers::{Scanner, TreeError},
     cri,
     evidence::{Collector, EvidenceError},
-    executor, procfs,
+    executor,
+    hotplug::Hotplug,
+    procfs,
     store::{Store, chain},
+    sysfs,
     watch::Watch,
     writers::Writers,
 };
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     fs,
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -61,6 +65,10 @@ pub struct Engine {
     pub watch: Option<Watch>,
     /// Who changed them.
     pub writers: Option<Writers>,
+    /// That CPUs go and come.
+    pub hotplug: Option<Hotplug>,
+    /// Where the machine is read, from the root.
+    sysfs: PathBuf,
     /// Finds containers.
     scanner: Scanner,
     pods_seen: BTreeSet<String>,
@@ -71,16 +79,16 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Nothing happens before [`Engine::drive`].
+    /// Nothing happens before [`Engine::drive`]. `sysfs` is the root of the machine's description; who wants to be woken
+    /// sets `watch`, `writers` and `hotplug`.
     #[must_use]
     pub fn new(
         state: State,
         kernel: CgroupFs,
         collector: Collector,
         store: Option<Store>,
-        watch: Option<Watch>,
-        writers: Option<Writers>,
         scanner: Scanner,
+        sysfs: PathBuf,
     ) -> Self {
         Self {
             scanner,
@@ -89,8 +97,10 @@ impl Engine {
             kernel,
             collector,
             store,
-            watch,
-            writers,
+            sysfs,
+            watch: None,
+            writers: None,
+            hotplug: None,
             applied: 0,
             replies: HashMap::new(),
             tickets: 0,
@@ -215,6 +225,14 @@ impl Engine {
                 Some(Event::Persisted(saved))
             }
             Effect::Observe(scope) => Some(Event::Observed(self.kernel.observe(&scope))),
+            Effect::ReadMachine => {
+                let read = sysfs::topology(&self.sysfs).map(Box::new);
+                Some(Event::Machine(read.map_err(|e| chain(&e))))
+            }
+            Effect::Pause(ns) => {
+                std::thread::sleep(Duration::from_nanos(ns));
+                None
+            }
             Effect::Apply(steps) => {
                 self.applied += 1;
                 let mount = self.kernel.mount().root.display().to_string();
@@ -267,7 +285,8 @@ impl Engine {
     fn sweep(&self, owners: Vec<(Owner, CgroupPath)>) -> TaskSweep {
         let mut sweep = TaskSweep::default();
         for (owner, path) in owners {
-            match procfs::tasks_in(&self.kernel.dir(&path)) {
+            let cpus = self.state.assignments.cpus_of(&owner).cloned().unwrap_or_default();
+            match procfs::tasks_in(&self.kernel.dir(&path)).and_then(|t| procfs::still_in(&path, &cpus, t)) {
                 Ok(tasks) => sweep.owned.extend(tasks.into_iter().map(|t| (owner.clone(), t))),
                 Err(error) => {
                     let why = chain(&error);
@@ -309,10 +328,27 @@ impl Engine {
         }
     }
 
+    /// Takes down what was reported of CPUs that go and come; the state says when it is acted on.
+    fn hear_hotplug(&mut self) -> bool {
+        let report = match self.hotplug.as_mut().map(Hotplug::drain) {
+            Some(Ok(report)) => report,
+            Some(Err(error)) => {
+                tracing::warn!("{}", chain(&error));
+                None
+            }
+            None => None,
+        };
+        let Some(report) = report else { return false };
+        tracing::debug!("CPUs went: {}, came: {}, were told to: {}", report.went, report.came, report.tried);
+        self.drive(Event::Hotplug(report));
+        true
+    }
+
     /// Reads what the kernel reported since the last call and acts on it; of departures only with `ring`.
     pub fn gather(&mut self, ring: bool) -> Gathered {
         let mut writes: Vec<ForeignWrite> = Vec::new();
         let mut departures: Vec<Departure> = Vec::new();
+        let hotplug = self.hear_hotplug();
         let mut any = false;
         if let Some(watch) = &mut self.watch {
             match watch.drain(&mut writes) {
@@ -335,7 +371,7 @@ impl Engine {
             }
         }
         if !any {
-            return Gathered::Nothing;
+            return if hotplug { Gathered::Something } else { Gathered::Nothing };
         }
         let before = self.applied;
         self.drive(Event::Disturbed { writes, departures });

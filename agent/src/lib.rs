@@ -11,6 +11,7 @@ pub mod cri;
 pub mod engine;
 pub mod evidence;
 pub mod executor;
+pub mod hotplug;
 pub mod kubelet;
 pub mod lock;
 pub mod machine;

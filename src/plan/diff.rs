@@ -60,16 +60,15 @@ pub fn diff(desired: &Desired, observed: &Observed) -> Plan {
 
 /// Order inside a phase. Shared cgroups grow from the leaves up: while a list above is too small the ones below take no
 /// effect, and when it grows nothing wrong is left below. Ancestors' `exclusive` shrinks after the leaves' and grows before; a partition that ends
-/// goes first, because its CPUs come back with it; `cpuset.cpus` is written before `exclusive` when growing and
-/// after it when shrinking.
+/// goes first, because its CPUs come back with it; `cpuset.cpus` is written after `exclusive`, which decides what 7.3 lets
+/// it hold where all CPUs of a partition went offline.
 fn rank(p: &Planned) -> (Phase, i64, u8, CgroupPath) {
     let depth = i64::from(p.step.path().level());
     let file = match &p.step {
         Step::Write { file: CpusetFile::Partition, .. } => 0,
-        Step::Write { file: CpusetFile::Exclusive, .. } if p.phase == Phase::ShrinkExclusive => 1,
+        Step::Write { file: CpusetFile::Exclusive, .. } => 1,
         Step::Write { file: CpusetFile::Cpus, .. } => 2,
-        Step::Write { file: CpusetFile::Exclusive, .. } => 3,
-        _ => 4,
+        _ => 3,
     };
     let (depth, file) = match p.phase {
         Phase::ShrinkExclusive | Phase::Remove | Phase::GrowPool => (-depth, file),
@@ -274,9 +273,6 @@ impl Diff<'_> {
                 problems.push(Problem::InsidePartition { owner: owner.owner.clone(), path: up.clone() });
             }
         }
-        if owner.cpus.is_disjoint(&self.observed.online) {
-            problems.push(Problem::Offline { owner: owner.owner.clone(), cpus: owner.cpus.clone() });
-        }
         if !problems.is_empty() {
             self.unready.insert(path.clone());
             self.plan.problems.extend(problems);
@@ -293,6 +289,10 @@ impl Diff<'_> {
         let mut exclusive_now = exclusive.clone().unwrap_or_default();
         let mut state = now.clone();
 
+        if let Some(wide) = self.widened(path, &now, &exclusive_now) {
+            self.write_exclusive(Phase::Prepare, path, &exclusive_now, wide.clone());
+            exclusive_now = wide;
+        }
         // Giving away. A partition that must end, is invalid, or would shrink to nothing becomes a member first.
         let keep = exclusive_now.intersection(t.exclusive.as_ref().unwrap_or(&exclusive_now));
         // Without an explicit list it consists of `cpuset.cpus`.
@@ -301,7 +301,7 @@ impl Diff<'_> {
             None => t.cpus.as_ref().is_some_and(|c| c.is_disjoint(&cpus_now)),
         };
         let vanishes = want != PartitionKind::Member && vanishes;
-        let wrong = owner.mode == Mode::Partition && self.sets_wrong(path, &owner.cpus, files);
+        let wrong = owner.mode == Mode::Partition && self.desired.rebuild.contains(path);
         let in_slice = self.is_in_slice(path);
         let falls = in_slice && (self.slice.ends || self.takes_all_of_one(path, &owner.cpus));
         let must_end = now.kind != PartitionKind::Member
@@ -318,7 +318,11 @@ impl Diff<'_> {
             state = PartitionState::valid(PartitionKind::Member);
         }
         let stands = late || self.stays_partition(path, &now);
-        if exclusive.is_some() && !waits && !(keep.is_empty() && stands) {
+        // A list that gives nothing to anybody changes in one write: an empty one may be refused (see `widened`).
+        let nobody_waits = keep.is_empty()
+            && t.exclusive.as_ref().is_some_and(|e| !e.is_empty())
+            && exclusive_now.is_disjoint(&others);
+        if exclusive.is_some() && !waits && !nobody_waits && !(keep.is_empty() && stands) {
             self.write_exclusive(Phase::ShrinkExclusive, path, &exclusive_now, keep.clone());
             exclusive_now = keep;
         }
@@ -348,6 +352,12 @@ impl Diff<'_> {
             self.write_cpus(phase, path, &cpus_now, next.clone());
             cpus_now = next;
             self.write_cpus(Phase::GrowExclusive, path, &cpus_now, target.clone());
+            if self.desired.rewrite.contains(path)
+                && files.cpus == *target
+                && let Some(other) = self.other_list(target)
+            {
+                self.write_cpus(Phase::ShrinkExclusive, path, target, other);
+            }
         }
         if exclusive.is_some()
             && let Some(target) = &t.exclusive
@@ -362,9 +372,47 @@ impl Diff<'_> {
         }
     }
 
+    /// The exclusive list with which a remote partition is to end of which no CPU is left.
+    ///
+    /// 7.3 takes its tasks away and leaves its flag "exclusive" (`remote_partition_disable`); when it becomes a member the
+    /// flag goes only if its list has enough deadline bandwidth online, and as long as it is there no list may be
+    /// written that has not (`validate_change`, EBUSY). With the pool in its list it has; the cgroups above do not list
+    /// the pool, so nothing is taken from it. A list that holds all of a sibling's CPUs would be refused (EINVAL).
+    fn widened(&self, path: &CgroupPath, now: &PartitionState, exclusive: &CpuSet) -> Option<CpuSet> {
+        let up = path.parent().filter(|up| !up.is_root())?;
+        let remote = !self.observed.cpuset(&up)?.is_partition();
+        let ended = now.kind != PartitionKind::Member && now.invalid.is_some();
+        let nothing_left = !exclusive.is_empty() && exclusive.is_disjoint(&self.observed.online);
+        if !(remote && ended && nothing_left) {
+            return None;
+        }
+        let mut pool = self.desired.pool.intersection(&self.observed.online);
+        for (_, sibling) in self.observed.children(&up).filter(|(p, _)| *p != path) {
+            let cpus = sibling.cpuset.as_ref().map(|f| &f.cpus).filter(|c| !c.is_empty());
+            if let Some(cpus) = cpus.filter(|c| c.is_subset(&exclusive.union(&pool))) {
+                let one = cpus.intersection(&pool).first()?;
+                pool -= &CpuSet::single(one);
+            }
+        }
+        (!pool.is_empty()).then(|| exclusive.union(&pool))
+    }
+
+    /// A list that is not this one, with which nobody loses his last CPU and nobody is in another's way: one CPU fewer,
+    /// or where there is only one, one of the pool.
+    fn other_list(&self, list: &CpuSet) -> Option<CpuSet> {
+        let online = list.intersection(&self.observed.online);
+        if online.len() > 1 {
+            return online.iter().last().map(|last| list.difference(&CpuSet::single(last)));
+        }
+        let pool = self.desired.pool.intersection(&self.observed.online);
+        pool.first().map(|one| list.union(&CpuSet::single(one)))
+    }
+
     /// Whether everything above lists these CPUs as exclusive, so that nothing is lost when a partition on them ends
     /// (see `list_standing`). What cannot be listed at present is not waited for.
     fn chain_lists(&self, path: &CgroupPath, cpus: &CpuSet) -> bool {
+        // The pool's are only there for a moment (see `widened`).
+        let cpus = &cpus.difference(&self.desired.pool);
         let lists = |up: &CgroupPath| {
             let exclusive = self.observed.cpuset(up).and_then(|c| c.exclusive.as_ref());
             exclusive.is_none_or(|e| cpus.is_subset(e))
@@ -391,17 +439,6 @@ impl Diff<'_> {
     /// empty either.
     fn stays_partition(&self, path: &CgroupPath, now: &PartitionState) -> bool {
         now.is_partition() && self.desired.frozen.contains(&(path.clone(), CpusetFile::Partition))
-    }
-
-    /// The state line can lie (after hotplug; a nested child of an invalid parent). Judged only when our own files
-    /// are as they should be, so that a plan in progress is not mistaken for a defect.
-    fn sets_wrong(&self, path: &CgroupPath, cpus: &CpuSet, files: &CpusetObserved) -> bool {
-        let listed = files.exclusive.as_ref().unwrap_or(&files.cpus);
-        if self.observed.copied || !files.is_partition() || listed != cpus {
-            return false;
-        }
-        let mine = cpus.intersection(&self.observed.online);
-        own_set(self.observed, path, files) != mine || !overlapping(self.observed, path, &mine).is_empty()
     }
 
     fn chain(&mut self, path: &CgroupPath, t: &Target, files: &CpusetObserved) {

@@ -121,6 +121,23 @@ pub(super) fn slice_cpus(desired: &Desired, observed: &Observed) -> CpuSet {
     cpus
 }
 
+/// Whether the slice, though its files are as they should be, has not its CPUs or not for itself: what it has and what
+/// those below it have is its list, and nobody else's.
+pub(crate) fn slice_leaks(desired: &Desired, observed: &Observed) -> bool {
+    let path = &desired.slice;
+    let Some(files) = observed.cpuset(path).filter(|f| f.is_partition() && !observed.copied) else {
+        return false;
+    };
+    if !desired.partitions_slice() || files.cpus != slice_cpus(desired, observed) {
+        return false;
+    }
+    let mine = files.cpus.intersection(&observed.online);
+    let below = observed.children(path).filter_map(|(_, c)| stands(c)).filter(|f| f.is_partition());
+    let below = below.fold(CpuSet::new(), |all, f| all.union(&f.cpus.intersection(&mine)));
+    files.effective.union(&below).intersection(&observed.online) != mine
+        || !overlapping(observed, path, &mine).is_empty()
+}
+
 impl Diff<'_> {
     /// Whether the slice is that of local partitions.
     pub(super) fn is_local_slice(&self, path: &CgroupPath) -> bool {
@@ -144,21 +161,10 @@ impl Diff<'_> {
         if self.frozen(path, CpusetFile::Partition) {
             return Slice { ends: false, serves: stands };
         }
-        let wrong = stands && (cpus.is_disjoint(&files.cpus) || self.slice_wrong(path, &files, cpus));
+        let wrong = stands && (cpus.is_disjoint(&files.cpus) || self.desired.rebuild.contains(path));
         let listed = files.cpus == *cpus || !self.frozen(path, CpusetFile::Cpus);
         let ends = state.kind != PartitionKind::Member && (!stands || wrong);
         Slice { ends, serves: listed || stands && !ends }
-    }
-
-    /// As `sets_wrong`, of the slice: what it has and what those below it have is its list, and nobody else's.
-    fn slice_wrong(&self, path: &CgroupPath, files: &CpusetObserved, cpus: &CpuSet) -> bool {
-        if self.observed.copied || files.cpus != *cpus {
-            return false;
-        }
-        let mine = cpus.intersection(&self.observed.online);
-        let below = self.observed.children(path).filter_map(|(_, c)| stands(c)).filter(|f| f.is_partition());
-        let below = below.fold(CpuSet::new(), |all, f| all.union(&f.cpus.intersection(&mine)));
-        files.effective.union(&below) != mine || !overlapping(self.observed, path, &mine).is_empty()
     }
 
     /// Whether `path` is in a slice that is a partition, or is to be.

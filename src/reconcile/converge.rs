@@ -24,6 +24,10 @@ use std::{
 /// More phases than any plan has, three times over: beyond that somebody else is writing too.
 const MAX_ROUNDS: u32 = 32;
 
+/// How often, and for how long each, an admission waits for CPUs that go and come.
+const MAX_WAITS: u32 = 10;
+const WAIT_NS: u64 = 100_000_000;
+
 const ESRCH: i32 = 3;
 const ENOSPC: i32 = 28;
 
@@ -43,8 +47,11 @@ impl Turn<'_> {
             }
         }
         for d in departures {
-            let owner = self.s.runtime.iter_mut().find(|(_, r)| r.id == d.owner);
+            let mut owner = self.s.runtime.iter_mut().find(|(_, r)| r.id == d.owner);
             let now = self.now.mono_ns;
+            if let Some((_, r)) = &mut owner {
+                r.left |= r.base.as_ref().is_some_and(|b| d.at_ns >= b.at.mono_ns);
+            }
             if let Some((owner, runtime)) = owner
                 && runtime.departed_ns.is_none_or(|at| now.saturating_sub(at) > 1_000_000_000)
             {
@@ -143,10 +150,15 @@ impl Turn<'_> {
     }
 
     pub(super) fn observed(&mut self, observed: Observed) {
-        self.s.online = observed.online.clone();
+        if self.online(&observed.online) {
+            return;
+        }
         let before = mem::replace(&mut self.s.observed, observed);
         self.s.leaving = self.recognise();
         if self.s.settings.audit {
+            if self.doubts(&Plan::default()) {
+                return self.observe();
+            }
             return self.settle();
         }
         self.fit();
@@ -158,10 +170,15 @@ impl Turn<'_> {
         let was_settled = mem::take(&mut self.s.settled);
         let mut desired = self.s.desired();
         let mut plan = plan::diff(&desired, &self.s.observed);
+        if self.doubts(&plan) {
+            // As if nothing had been read yet.
+            (self.s.settled, self.s.observed) = (was_settled, before);
+            return self.observe();
+        }
         if was_settled {
             self.sets(false);
         }
-        if self.drift(&plan, was_settled.then_some(&before)) {
+        if self.drift(&plan, was_settled.then_some(&before)) | self.leaks(&plan) {
             desired = self.s.desired();
             plan = plan::diff(&desired, &self.s.observed);
         }
@@ -184,6 +201,12 @@ impl Turn<'_> {
         if plan.steps.first().is_none_or(|p| p.phase >= Phase::Enter)
             && let Some(fault) = self.not_had()
         {
+            // While CPUs go and come it may be about to have them.
+            if !self.s.hotplug.is_calm() && self.s.progress.waits < MAX_WAITS {
+                self.s.progress.waits += 1;
+                self.out.push(Effect::Pause(WAIT_NS));
+                return self.observe();
+            }
             return self.finish(Err(AdmitError::Stuck(fault)));
         }
         if plan.steps.is_empty() {
@@ -316,6 +339,7 @@ impl Turn<'_> {
         found.extend(self.s.assignments.sets().filter(|(_, s)| !s.is_disjoint(reserved)).map(
             |(owner, set)| Problem::Reserved { owner: owner.clone(), cpus: set.intersection(reserved) },
         ));
+        found.extend(self.degraded());
         let mine = match &self.s.pending {
             Some(Pending::Admission { owner, .. }) => {
                 let path = self.s.assignments.owners.get(owner).map(|a| a.cgroup.clone());
@@ -328,7 +352,13 @@ impl Turn<'_> {
                 self.report(FindingKind::Problem(problem));
             }
         }
+        let gone = self.s.problems.difference(&found).cloned().collect::<Vec<_>>();
         self.s.problems = found;
+        let at = self.now;
+        let open = self.s.findings.iter_mut().filter(|f| f.mended.is_none());
+        for f in open.filter(|f| matches!(&f.kind, FindingKind::Problem(p) if gone.contains(p))) {
+            f.mended = Some(at);
+        }
         mine
     }
 
@@ -409,6 +439,7 @@ impl Turn<'_> {
     }
 
     fn hold_off(&mut self, path: &CgroupPath, file: CpusetFile) {
+        self.s.mends.done(path, file);
         self.s.held_off.insert((path.clone(), file), self.now.mono_ns);
     }
 
@@ -429,12 +460,16 @@ impl Turn<'_> {
     pub(super) fn step_done(&mut self, step: Step) {
         match step {
             Step::Write {
-                file: CpusetFile::Partition, new: Value::Partition(PartitionKind::Member), ..
-            } => {}
+                path,
+                file: file @ CpusetFile::Partition,
+                new: Value::Partition(PartitionKind::Member),
+                ..
+            } => self.s.mends.done(&path, file),
             Step::Write { path, file: CpusetFile::Partition, .. } => {
                 *self.s.progress.written.entry(path).or_default() += 1;
             }
             Step::Write { path, file, new, .. } => {
+                self.s.mends.done(&path, file);
                 self.s.progress.wrote.insert((path, file), new.to_string());
             }
             Step::Enter { path, pid } => {
@@ -568,8 +603,8 @@ fn concerns(problem: &Problem, owner: &Owner, path: Option<&CgroupPath>) -> bool
         | Problem::Kind { owner: o, .. }
         | Problem::ForeignPartition { owner: o, .. }
         | Problem::InsidePartition { owner: o, .. }
-        | Problem::Memory { owner: o, .. }
-        | Problem::Offline { owner: o, .. } => o == owner,
+        | Problem::Memory { owner: o, .. } => o == owner,
+        Problem::Degraded { owner: o, cpus, offline } => o == owner && cpus == offline,
         // It stands as it is, whoever asks.
         Problem::Reserved { .. } => false,
         Problem::PoolEmpty => true,

@@ -8,7 +8,7 @@ use crate::{
     assignments::Mode,
     ledger::Watched,
     owner::Owner,
-    sweep::{self, SetFault, SetFinding, TaskSweep},
+    sweep::{self, SetFault, SetFinding},
     verdict::{Evidence, Judgement},
 };
 use std::{mem, sync::Arc};
@@ -36,7 +36,7 @@ impl Turn<'_> {
         if !self.watch() {
             self.sets(true);
         }
-        if applied {
+        if mem::take(&mut self.s.hotplug.sweep) | applied {
             self.sweep_tasks();
         }
         self.finish(Ok(()));
@@ -55,11 +55,8 @@ impl Turn<'_> {
 
     /// Records the faults of the sets: those that a repair will end (`lasting` false) and those that stayed.
     pub(super) fn sets(&mut self, lasting: bool) {
-        if !self.s.facts.cpuset {
-            return;
-        }
         let admitting = self.admitting().filter(|_| !lasting);
-        for found in sweep::sets(&self.s.desired(), &self.s.observed) {
+        for found in self.s.wrong.clone() {
             if Some(&found.owner) == admitting.as_ref() {
                 continue;
             }
@@ -202,8 +199,10 @@ impl Turn<'_> {
                 for runtime in self.s.runtime.values_mut().filter(|r| r.base.is_none() && r.id.0 != 0) {
                     runtime.base = Some(evidence.clone());
                     runtime.faults.clear();
-                    runtime.unread.clear();
+                    runtime.gaps.clear();
+                    runtime.away.clear();
                     runtime.violated = false;
+                    runtime.left = false;
                 }
             }
             Err(error) => {
@@ -214,20 +213,6 @@ impl Turn<'_> {
         }
         // What is wrong with the sets from the start is wrong within the new epochs too.
         self.sets(true);
-    }
-
-    pub(super) fn swept(&mut self, sweep: &TaskSweep) {
-        for (owner, why) in &sweep.unread {
-            let at = self.now;
-            if let Some(r) = self.s.runtime.get_mut(owner).filter(|r| r.unread.len() < KEPT) {
-                r.unread.push((format!("the masks of its tasks could not be read: {why}"), at));
-            }
-        }
-        let owners = self.s.assignments.owners.clone();
-        let triples = owners.iter().map(|(o, a)| (o, &a.cpus, a.mode));
-        for found in sweep::masks(triples, sweep) {
-            self.fault(found);
-        }
     }
 
     pub(super) fn collected(&mut self, result: Result<Arc<Evidence>, String>) {

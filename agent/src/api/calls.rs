@@ -4,7 +4,7 @@ use super::documents::{
     AdoptedDoc, BrokenDoc, CostDoc, FindingDoc, FindingsDoc, KernelDoc, NotedDoc, OwnerDoc, OwnersDoc,
     PodDoc, PoolsDoc, ProblemDoc, RecordDoc, ReleasedDoc, SetDoc, StatusDoc, VerdictDoc, VerdictsDoc,
 };
-use crate::{engine::Engine, procfs, store::chain, sysfs};
+use crate::{engine::Engine, hotplug::Hotplug, procfs, store::chain, sysfs};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{collections::BTreeMap, sync::Arc};
@@ -362,14 +362,17 @@ fn owners(engine: &mut Engine, about: &About) -> Result<OwnersDoc, Box<ProblemDo
     let broken = state.broken_partitions();
     let one = |(owner, a): (&Owner, &Assignment)| {
         let verdict = state.verdict(owner, None, &now);
-        let document = OwnerDoc::new(owner, a, state.topology.nodes_of(&a.cpus), verdict.as_ref());
+        let document = OwnerDoc::new(owner, a, state.nodes_of(&a.cpus), verdict.as_ref());
         let broken = broken.iter().find(|(o, _, _)| o == owner);
         let broken = broken.map(|(_, s, e)| BrokenDoc { state: s.to_string(), explanation: e.into() });
         OwnerDoc { broken, ..document }
     };
     let mut owners: Vec<OwnerDoc> = state.assignments.owners.iter().map(one).collect();
     let promised = state.assignments.promised.iter();
-    owners.extend(promised.map(|(o, p)| OwnerDoc::promised(o, p, state.topology.nodes_of(&p.cpus))));
+    owners.extend(promised.map(|(o, p)| OwnerDoc::promised(o, p, state.nodes_of(&p.cpus))));
+    for o in &mut owners {
+        o.degraded = state.degraded(&o.owner).map(ToString::to_string);
+    }
     owners.extend(about.unmet.iter().map(|u| OwnerDoc {
         schema: "truepin.owner/1".into(),
         owner: u.owner.clone(),
@@ -385,6 +388,7 @@ fn owners(engine: &mut Engine, about: &About) -> Result<OwnersDoc, Box<ProblemDo
         verdict_reason: Some(format!("declared, not assigned: {}", u.why)),
         broken: None,
         warnings: Vec::new(),
+        degraded: None,
     }));
     owners.sort_by(|a, b| a.owner.cmp(&b.owner));
     Ok(OwnersDoc { schema: "truepin.owners/1".into(), owners })
@@ -412,7 +416,7 @@ fn admit(engine: &mut Engine, about: &About, a: Admission) -> Outcome {
     let event = |ticket| Event::Admit { ticket, request, exactly: None, home, pid };
     match engine.ask(event) {
         Answer::Assigned(owner, assignment) => {
-            let nodes = engine.state.topology.nodes_of(&assignment.cpus);
+            let nodes = engine.state.nodes_of(&assignment.cpus);
             json(&OwnerDoc::new(&owner, &assignment, nodes, None))
         }
         Answer::Refused(error) => Err(refused(&error)),
@@ -502,6 +506,7 @@ fn status(engine: &Engine, about: &About) -> StatusDoc {
             bpf: state.facts.bpf,
             notify: engine.watch.is_some(),
             writers: engine.writers.is_some(),
+            hotplug: engine.hotplug.as_ref().and_then(Hotplug::means).unwrap_or_default().into(),
             clock_stable: clock.is_stable(),
             clocksource: clock.source,
         },

@@ -65,9 +65,13 @@ fn text(s: &StatusDoc) -> String {
         (
             "wake-ups",
             format!(
-                "{}; {}",
+                "{}; {}; {}",
                 has(k.notify, "file changes at once (inotify)", "file changes at the tick only"),
-                has(k.writers, "writers named (fanotify)", "writers unknown")
+                has(k.writers, "writers named (fanotify)", "writers unknown"),
+                match k.hotplug.as_str() {
+                    "" => "hotplug at the tick only".to_owned(),
+                    means => format!("hotplug at once ({means})"),
+                }
             ),
         ),
         (

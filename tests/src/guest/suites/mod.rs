@@ -6,6 +6,7 @@ use super::scenario::Suite;
 pub mod answers;
 pub mod demo;
 pub mod enforce;
+pub mod hotplug;
 pub mod kernel;
 pub mod lockstep;
 pub mod powercut;
@@ -17,6 +18,7 @@ pub const ALL: &[&Suite] = &[
     &smoke::SUITE,
     &kernel::SUITE,
     &enforce::SUITE,
+    &hotplug::SUITE,
     &demo::SUITE,
     &lockstep::SUITE,
     &powercut::SUITE,
