@@ -52,7 +52,7 @@ fn machine(behaviour: Behaviour) -> (Setup, FakeKernel) {
         }
     }
     let mut setup = Setup::plain(topology, cpus("0-1"), behaviour.exclusive_file);
-    setup.settings.repairs_per_minute = 1000;
+    setup.facts.partition = true;
     (setup, kernel)
 }
 
@@ -107,7 +107,8 @@ impl Storm {
             };
             let isolation = match n % 3 {
                 2 => Isolation::Member,
-                _ if behaviour.exclusive_file => Isolation::Partition,
+                // Others' cgroups cannot be partitions where there is no explicit list.
+                _ if behaviour.exclusive_file || n > 1 => Isolation::Partition,
                 _ => Isolation::Auto,
             };
             let wish = Wish::new(owner.clone(), size, isolation);
@@ -374,8 +375,8 @@ fn storm(behaviour: Behaviour) {
 }
 
 #[test]
-fn members_only() {
-    storm(Behaviour::members_only());
+fn local_only() {
+    storm(Behaviour::local_only());
 }
 
 #[test]

@@ -21,7 +21,9 @@ pub fn diff(desired: &Desired, observed: &Observed) -> Plan {
     let Targets { by_path, problems, stale_first } = targets(desired, observed);
     let plan = Plan { problems, ..Plan::default() };
     let (held, holders, slice) = (desired.held(), holders(desired, observed), Slice::default());
-    let mut d = Diff { desired, observed, held, holders, slice, plan, unready: BTreeSet::new() };
+    let widening = None;
+    let mut d = Diff { desired, observed, held, holders, slice, widening, plan, unready: BTreeSet::new() };
+    d.widening = d.widen();
     for path in by_path.keys() {
         d.judge_owner(path);
     }
@@ -116,6 +118,8 @@ pub(super) struct Diff<'a> {
     holders: Vec<Holder>,
     /// Where partitions are local.
     pub(super) slice: Slice,
+    /// See [`Diff::widen`].
+    widening: Option<(CgroupPath, CpuSet)>,
     plan: Plan,
     /// Owners' cgroups that cannot be worked on; the others go on.
     unready: BTreeSet<CgroupPath>,
@@ -289,15 +293,22 @@ impl Diff<'_> {
         let mut exclusive_now = exclusive.clone().unwrap_or_default();
         let mut state = now.clone();
 
-        if let Some(wide) = self.widened(path, &now, &exclusive_now) {
-            self.write_exclusive(Phase::Prepare, path, &exclusive_now, wide.clone());
-            exclusive_now = wide;
+        if self.sticks(path).is_some() {
+            // One after the other: two lists that reach over the pool would meet.
+            if self.widening.as_ref().is_some_and(|(first, _)| first == path)
+                && let Some((_, wide)) = self.widening.clone()
+            {
+                self.write_exclusive(Phase::Prepare, path, &exclusive_now, wide.clone());
+                exclusive_now = wide;
+            } else if self.widening.is_some() {
+                return;
+            }
         }
         // Giving away. A partition that must end, is invalid, or would shrink to nothing becomes a member first.
         let keep = exclusive_now.intersection(t.exclusive.as_ref().unwrap_or(&exclusive_now));
         // Without an explicit list it consists of `cpuset.cpus`.
         let vanishes = match &exclusive {
-            Some(_) => keep.is_empty(),
+            Some(_) => keep.is_disjoint(&self.observed.online),
             None => t.cpus.as_ref().is_some_and(|c| c.is_disjoint(&cpus_now)),
         };
         let vanishes = want != PartitionKind::Member && vanishes;
@@ -318,8 +329,8 @@ impl Diff<'_> {
             state = PartitionState::valid(PartitionKind::Member);
         }
         let stands = late || self.stays_partition(path, &now);
-        // A list that gives nothing to anybody changes in one write: an empty one may be refused (see `widened`).
-        let nobody_waits = keep.is_empty()
+        // A list that gives nothing to anybody changes in one write: one without a CPU may be refused (see `sticks`).
+        let nobody_waits = keep.is_disjoint(&self.observed.online)
             && t.exclusive.as_ref().is_some_and(|e| !e.is_empty())
             && exclusive_now.is_disjoint(&others);
         if exclusive.is_some() && !waits && !nobody_waits && !(keep.is_empty() && stands) {
@@ -331,7 +342,7 @@ impl Diff<'_> {
             let keep = cpus_now.intersection(target);
             let next = if lost.is_empty() {
                 cpus_now.clone()
-            } else if !keep.is_empty() {
+            } else if !keep.is_disjoint(&self.observed.online) {
                 keep
             } else if in_slice {
                 // What it is to have comes into the slice later, and the pool is outside.
@@ -372,29 +383,40 @@ impl Diff<'_> {
         }
     }
 
-    /// The exclusive list with which a remote partition is to end of which no CPU is left.
+    /// The exclusive list of an owner's remote partition that has ended because no CPU of it is left.
     ///
-    /// 7.3 takes its tasks away and leaves its flag "exclusive" (`remote_partition_disable`); when it becomes a member the
-    /// flag goes only if its list has enough deadline bandwidth online, and as long as it is there no list may be
-    /// written that has not (`validate_change`, EBUSY). With the pool in its list it has; the cgroups above do not list
-    /// the pool, so nothing is taken from it. A list that holds all of a sibling's CPUs would be refused (EINVAL).
-    fn widened(&self, path: &CgroupPath, now: &PartitionState, exclusive: &CpuSet) -> Option<CpuSet> {
+    /// 7.3 takes such a partition's tasks away and leaves its flag "exclusive" (`remote_partition_disable`). When it
+    /// becomes a member the flag goes only if its list has enough deadline bandwidth online, and as long as it is there no
+    /// list may be written that has not (`validate_change`, EBUSY).
+    fn sticks(&self, path: &CgroupPath) -> Option<&CpuSet> {
         let up = path.parent().filter(|up| !up.is_root())?;
+        let files = self.observed.cpuset(path)?;
+        let state = files.partition.as_ref()?;
+        let exclusive = files.exclusive.as_ref().filter(|e| !e.is_empty())?;
         let remote = !self.observed.cpuset(&up)?.is_partition();
-        let ended = now.kind != PartitionKind::Member && now.invalid.is_some();
-        let nothing_left = !exclusive.is_empty() && exclusive.is_disjoint(&self.observed.online);
-        if !(remote && ended && nothing_left) {
-            return None;
-        }
+        let ended = state.kind != PartitionKind::Member && state.invalid.is_some();
+        let frozen = self.desired.frozen.contains(&(path.clone(), CpusetFile::Exclusive));
+        (remote && ended && exclusive.is_disjoint(&self.observed.online) && !frozen).then_some(exclusive)
+    }
+
+    /// The first owner whose list sticks, and that list with the pool: with that it has the bandwidth, and it ends well.
+    /// The cgroups above do not list the pool, so nothing is taken from it. A list that holds all of a sibling's CPUs would
+    /// be refused (EINVAL), and so would two that meet.
+    pub(super) fn widen(&self) -> Option<(CgroupPath, CpuSet)> {
+        let (path, exclusive) = self.desired.owners.keys().find_map(|p| Some((p, self.sticks(p)?)))?;
+        let up = path.parent()?;
         let mut pool = self.desired.pool.intersection(&self.observed.online);
         for (_, sibling) in self.observed.children(&up).filter(|(p, _)| *p != path) {
-            let cpus = sibling.cpuset.as_ref().map(|f| &f.cpus).filter(|c| !c.is_empty());
-            if let Some(cpus) = cpus.filter(|c| c.is_subset(&exclusive.union(&pool))) {
-                let one = cpus.intersection(&pool).first()?;
+            let Some(files) = sibling.cpuset.as_ref() else { continue };
+            if files.exclusive.as_ref().is_some_and(|e| !e.is_disjoint(&pool)) {
+                pool = pool.difference(files.exclusive.as_ref()?);
+            }
+            let cpus = Some(&files.cpus).filter(|c| !c.is_empty() && c.is_subset(&exclusive.union(&pool)));
+            if let Some(one) = cpus.and_then(|c| c.intersection(&pool).first()) {
                 pool -= &CpuSet::single(one);
             }
         }
-        (!pool.is_empty()).then(|| exclusive.union(&pool))
+        (!pool.is_empty()).then(|| (path.clone(), exclusive.union(&pool)))
     }
 
     /// A list that is not this one, with which nobody loses his last CPU and nobody is in another's way: one CPU fewer,
@@ -411,8 +433,7 @@ impl Diff<'_> {
     /// Whether everything above lists these CPUs as exclusive, so that nothing is lost when a partition on them ends
     /// (see `list_standing`). What cannot be listed at present is not waited for.
     fn chain_lists(&self, path: &CgroupPath, cpus: &CpuSet) -> bool {
-        // The pool's are only there for a moment (see `widened`).
-        let cpus = &cpus.difference(&self.desired.pool);
+        let cpus = &lost_to(self.observed, cpus);
         let lists = |up: &CgroupPath| {
             let exclusive = self.observed.cpuset(up).and_then(|c| c.exclusive.as_ref());
             exclusive.is_none_or(|e| cpus.is_subset(e))
@@ -561,6 +582,12 @@ pub(crate) fn own_set(observed: &Observed, path: &CgroupPath, files: &CpusetObse
     let took =
         |s: &CpusetObserved| s.exclusive_effective.as_ref().unwrap_or(&s.cpus).intersection(&observed.online);
     inside.fold(files.effective.clone(), |all, s| all.union(&took(s)))
+}
+
+/// Those of `cpus` that the root has not: a partition that lists others holds nothing of them (see `widened`).
+pub(super) fn lost_to(observed: &Observed, cpus: &CpuSet) -> CpuSet {
+    let root = observed.cpuset(&CgroupPath::root());
+    root.map_or_else(|| cpus.clone(), |r| cpus.difference(&r.effective))
 }
 
 /// Cgroups, the root and the ancestors included, whose tasks may run on some of `cpus` though they belong to the

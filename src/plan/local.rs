@@ -20,7 +20,8 @@
 //! made valid by writing `root` over it: `member` comes first. Both were seen (`root invalid (Cpu list in cpuset.cpus not
 //! exclusive)` above children that read `root`, with the root's effective set over all of them).
 //! Invariants: the slice never lists a CPU that a cgroup beside it lists; it never loses a CPU that a partition below it
-//! has; while it is a partition every process below it has a CPU of its own or of the leftovers'.
+//! has; while it is a partition every process below it has a CPU of its own or of the leftovers': where an owner can have
+//! neither, none is a partition until it can ([`Desired::strands`]).
 
 use super::{Desired, Diff, Phase, Target, overlapping};
 use crate::{
@@ -93,6 +94,19 @@ impl Desired {
         }
         self.pool = self.pool.difference(&one);
         self.leftovers.extend(without.into_iter().map(|path| (path, one.clone())));
+    }
+}
+
+impl Desired {
+    /// Whether an owner in a slice that is a partition has no CPU there, its own or of the leftovers': all that the slice has
+    /// is then others', and as long as it is a partition the tasks run on that.
+    pub(crate) fn strands(&self, observed: &Observed) -> bool {
+        let without = |(path, o): (&CgroupPath, &super::OwnerCgroup)| {
+            let populated = observed.cgroups.get(path).is_some_and(|c| c.populated);
+            let served = !o.cpus.is_disjoint(&observed.online) || self.leftovers.contains_key(path);
+            path.is_within(&self.slice) && populated && !served
+        };
+        self.partitions_slice() && self.owners.iter().any(without)
     }
 }
 

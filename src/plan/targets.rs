@@ -1,6 +1,6 @@
 //! What each cgroup's files should hold.
 
-use super::{Desired, OwnerCgroup, Problem, Role, Target, TargetKind, local::slice_cpus};
+use super::{Desired, OwnerCgroup, Problem, Role, Target, TargetKind, diff::lost_to, local::slice_cpus};
 use crate::{
     assignments::Mode,
     cgroup::{CgroupPath, CpusetFile},
@@ -60,7 +60,7 @@ pub(super) fn targets(desired: &Desired, observed: &Observed) -> Targets {
         t.governed = CpusetFile::ALL.into_iter().zip(some).filter(|(_, s)| *s).map(|(f, _)| f).collect();
     }
     aim.restore(&mut all);
-    list_standing(desired, observed, &mut all);
+    list_standing(observed, &mut all);
     all
 }
 
@@ -82,12 +82,11 @@ struct Aim<'a> {
 /// As long as a partition that is to end stands, the cgroups above it list its CPUs: `member` gives back to the root
 /// what they list at that moment (6.12, `remote_partition_disable`), and the rest is lost to everybody until the next
 /// boot.
-fn list_standing(desired: &Desired, observed: &Observed, all: &mut Targets) {
+fn list_standing(observed: &Observed, all: &mut Targets) {
     let ending = |(path, t): (&CgroupPath, &Target)| {
         let files =
             observed.cpuset(path).filter(|f| !is_member(f) && t.partition == Some(PartitionKind::Member))?;
-        // Those of the pool are only there for a moment (`widened` in `diff`), and hold nothing.
-        Some((path.clone(), files.exclusive.as_ref()?.difference(&desired.pool)))
+        Some((path.clone(), lost_to(observed, files.exclusive.as_ref()?)))
     };
     let ending: Vec<(CgroupPath, CpuSet)> = all.by_path.iter().filter_map(ending).collect();
     for (path, t) in &mut all.by_path {

@@ -525,7 +525,9 @@ fn who_has_no_cpu_left_runs_in_the_pool() {
         Some(PartitionState { kind: PartitionKind::Root, invalid: Some(InvalidReason::Bare) });
     files(&mut observed, "t/x").effective = cpus("0-5");
     let steps = [
+        "prepare: echo 0-3,6-7 > /t/x/cpus.exclusive",
         "shrink-exclusive: echo member > /t/x/cpus.partition",
+        "grow-exclusive: echo 6-7 > /t/x/cpus.exclusive",
         "grow-exclusive: echo 0-3,6-7 > /t/x/cpus",
     ];
     plans(&d("0-5"), &observed, &steps);

@@ -162,6 +162,7 @@ impl Turn<'_> {
             return self.settle();
         }
         self.fit();
+        self.demote();
         let stale = self.s.stale().into_iter().map(|o| (o, super::pods::NOT_ACTIVE));
         self.s.leaving.extend(stale);
         if !self.s.leaving.is_empty() && self.s.pending.is_none() {
@@ -294,7 +295,7 @@ impl Turn<'_> {
                 Some(b) => same_cgroup(b, &self.s.observed, path).then(|| text_of(b, path, *file)),
                 None => self.s.progress.wrote.get(&key).cloned(),
             };
-            if was.is_some_and(|was| was != now) {
+            if was.is_some_and(|was| was != now && !self.by_hotplug(before, *file, &was, &now)) {
                 let wanted = new.to_string();
                 files.entry(key).and_modify(|f| f.1.clone_from(&wanted)).or_insert((now, wanted));
             }
@@ -317,6 +318,15 @@ impl Turn<'_> {
         }
         self.s.writers.clear();
         frozen
+    }
+
+    /// Whether the kernel changed a partition's state because CPUs went or came: the word is the same, only whether it is valid
+    /// differs. That is nobody's drift and no fight.
+    fn by_hotplug(&self, before: Option<&Observed>, file: CpusetFile, was: &str, now: &str) -> bool {
+        let word = |text: &str| text.split(' ').next().unwrap_or_default().to_owned();
+        let seen = before.is_some_and(|b| b.online != self.s.observed.online);
+        let unrest = seen || self.s.progress.rested || !self.s.hotplug.is_calm();
+        file == CpusetFile::Partition && unrest && word(was) == word(now)
     }
 
     /// Who changed a file: the writer of the file, of something in its directory that has no name here, or of such a

@@ -5,7 +5,7 @@
 //! Steps: a report (or a reading that shows other CPUs online) opens a time of unrest, which ends when nothing was
 //! reported for [`QUIET_NS`], [`LONGEST_NS`] after its first report at the latest. Then everybody's set is fitted to what is
 //! online, all sets are compared and all masks swept, and once more [`AGAIN_NS`] later. Meanwhile only owners of which
-//! no CPU is left are served, at once, and no set is called wrong.
+//! no CPU was left are served, at once, and nothing is called wrong.
 //! Invariants: whoever had a CPU offline, or may have had, is not Held over that time; nobody is moved back when CPUs
 //! return.
 
@@ -100,9 +100,11 @@ impl Turn<'_> {
         h.tried |= &report.tried;
         h.stir(self.now.mono_ns);
         self.s.mends.clear();
+        // Who has nothing left is served at once, and who had nothing before.
         let online = self.s.online.difference(&report.went).union(&report.came);
         let stranded = |s: &CpuSet| !s.is_disjoint(&report.went) && s.is_disjoint(&online);
-        if self.s.assignments.sets().any(|(_, s)| stranded(s)) {
+        let returned = |s: &CpuSet| !s.is_disjoint(&report.came) && s.is_disjoint(&self.s.online);
+        if self.s.assignments.sets().any(|(_, s)| stranded(s) || returned(s)) {
             self.look();
         }
     }
@@ -194,6 +196,17 @@ impl Turn<'_> {
                 self.moved(&changed.owner, &changed.from, &changed.to);
             }
             self.report(FindingKind::Refitted(changed));
+        }
+    }
+
+    /// Whether partitions in the slice are to be members for the time being: what they have is all that somebody among them
+    /// who has no CPU left would run on.
+    pub(super) fn demote(&mut self) {
+        let s = &mut *self.s;
+        s.demoted = false;
+        if !s.facts.exclusive {
+            let desired = s.desired();
+            s.demoted = desired.strands(&s.observed);
         }
     }
 

@@ -88,7 +88,7 @@ impl Turn<'_> {
         s.slice_leaks = false;
         s.wrong = match (s.hotplug.is_calm(), ready) {
             // Looked at when CPUs have come to rest.
-            (false, _) => found.into_iter().filter(|f| !is_passing(f)).collect(),
+            (false, _) => Vec::new(),
             // The kernel does not know yet of what was given to somebody just now.
             (true, false) => found.into_iter().filter(|f| !s.progress.moved.contains(&f.owner)).collect(),
             (true, true) => {
@@ -115,7 +115,7 @@ impl Turn<'_> {
         let mut by_owner: BTreeMap<Owner, Vec<String>> = BTreeMap::new();
         for f in self.s.wrong.iter().filter(|f| is_passing(f)) {
             let Some(a) = self.s.assignments.owners.get(&f.owner) else { continue };
-            let may = a.mode == Mode::Partition && self.is_as_wanted(a);
+            let may = self.s.in_force(a) == Mode::Partition && self.is_as_wanted(a);
             if may && !self.s.progress.rebuilt.contains(&a.cgroup) {
                 by_owner.entry(f.owner.clone()).or_default().push(f.fault.to_string());
             }
@@ -146,7 +146,7 @@ impl Turn<'_> {
             self.gap(owner, format!("the masks of its tasks could not be read: {why}"));
         }
         let owners = self.s.assignments.owners.clone();
-        let triples = owners.iter().map(|(o, a)| (o, &a.cpus, a.mode));
+        let triples = owners.iter().map(|(o, a)| (o, &a.cpus, self.s.in_force(a)));
         let found = sweep::masks(triples, &self.s.online, sweep);
         if !self.s.hotplug.is_calm() {
             // The kernel may be about to set them right; they are swept again when CPUs have come to rest.
@@ -176,7 +176,7 @@ impl Turn<'_> {
             let outsider = faults.iter().any(|f| matches!(f, SetFault::Outsider { .. }));
             let exclusive = self.s.observed.cpuset(&a.cgroup).is_some_and(|f| f.exclusive.is_some());
             // With an explicit exclusive list `cpuset.cpus` decides nothing, so the partition stands.
-            let listed = a.mode == Mode::Member || a.created && exclusive;
+            let listed = self.s.in_force(a) == Mode::Member || a.created && exclusive;
             let how = if listed && !outsider { Mend::Rewrite } else { Mend::Rebuild };
             self.mend(&owner, &a.cgroup, how, faults.iter().map(ToString::to_string).collect());
         }
@@ -184,7 +184,7 @@ impl Turn<'_> {
 
     /// Whether the files of its cgroup, as last read, hold what they should.
     fn is_as_wanted(&self, a: &Assignment) -> bool {
-        self.s.observed.cpuset(&a.cgroup).is_some_and(|files| match a.mode {
+        self.s.observed.cpuset(&a.cgroup).is_some_and(|files| match self.s.in_force(a) {
             Mode::Partition => files.is_partition() && *files.exclusive.as_ref().unwrap_or(&files.cpus) == a.cpus,
             Mode::Member => files.cpus == a.cpus,
             Mode::Audit => false,

@@ -347,6 +347,8 @@ pub struct State {
     wrong: Vec<SetFinding>,
     /// The slice, a partition for those below it, has not its CPUs or not for itself.
     slice_leaks: bool,
+    /// Partitions are local, and cannot be had at present: see [`State::in_force`].
+    demoted: bool,
     mends: Mends,
     hotplug: Hotplug,
     watched: Vec<Watched>,
@@ -449,6 +451,7 @@ impl State {
             problems: BTreeSet::new(),
             wrong: Vec::new(),
             slice_leaks: false,
+            demoted: false,
             mends: Mends::default(),
             hotplug,
             watched: Vec::new(),
@@ -476,6 +479,8 @@ impl State {
         let mut blocked: BTreeSet<CgroupPath> = self.blocked.keys().cloned().collect();
         let leaving = self.leaving.keys().filter_map(|o| self.assignments.owners.get(o));
         blocked.extend(leaving.map(|a| a.cgroup.clone()));
+        let members = self.demoted.then(|| self.as_members());
+        let table = members.as_ref().unwrap_or(&self.assignments);
         let mut desired = Desired {
             roles: self.settings.roles.clone(),
             first: self.first.clone(),
@@ -487,11 +492,28 @@ impl State {
             rewrite: self.mends.rewrite.clone(),
             blocked,
             local: !self.facts.exclusive,
-            ..Desired::of(&self.settings.slice, &self.assignments, &self.online)
+            ..Desired::of(&self.settings.slice, table, &self.online)
         };
         desired.pool = desired.pool.difference(&plan::foreign(&desired, &self.observed, None));
         desired.house_leftovers(&self.observed);
         desired
+    }
+
+    /// The table without partitions in the slice.
+    fn as_members(&self) -> Assignments {
+        let mut table = self.assignments.clone();
+        for a in table.owners.values_mut() {
+            a.mode = self.in_force(a);
+        }
+        table
+    }
+
+    /// How an owner's exclusivity is enforced at present: where partitions are local, and an owner in the slice has no CPU
+    /// that is online and none can be had for it there, by everybody's lists.
+    #[must_use]
+    pub fn in_force(&self, a: &Assignment) -> Mode {
+        let local = a.mode == Mode::Partition && a.cgroup.is_within(&self.settings.slice);
+        if self.demoted && local { Mode::Member } else { a.mode }
     }
 
     /// CPUs that could be handed out now: other managers' partitions are not among them.
@@ -624,7 +646,7 @@ impl State {
         let subject = Subject {
             owner: owner.clone(),
             cpus: a.cpus.clone(),
-            mode: a.mode,
+            mode: self.in_force(a),
             cgroup: runtime.id,
             sets_swept: self.facts.cpuset && self.observed.cpuset(&a.cgroup).is_some(),
             beside: Beside {
@@ -678,7 +700,7 @@ impl State {
         let one = |(owner, a): (&Owner, &Assignment)| {
             let state = self.observed.cpuset(&a.cgroup)?.partition.clone()?;
             let why = explain(&self.observed, &a.cgroup, &a.cpus)?;
-            (a.mode == Mode::Partition).then(|| (owner.clone(), state, why))
+            (self.in_force(a) == Mode::Partition).then(|| (owner.clone(), state, why))
         };
         self.assignments.owners.iter().filter_map(one).collect()
     }

@@ -60,7 +60,7 @@ impl Turn<'_> {
             if Some(&found.owner) == admitting.as_ref() {
                 continue;
             }
-            let mode = self.s.assignments.owners.get(&found.owner).map(|a| a.mode);
+            let mode = self.s.assignments.owners.get(&found.owner).map(|a| self.s.in_force(a));
             // In member mode a new cgroup is allowed everywhere until it is caught; whether it ran is the ledger's to
             // say. Only what stays is a fault of the sets.
             let passing =

@@ -1,7 +1,7 @@
 //! CPUs that go and come while truepin runs.
 
 use crate::world::{
-    MINUTE, SECOND, assigned, cpus, effective, existing, findings, host, kinds, log, logged, owner, p, refused,
+    MINUTE, SECOND, assigned, cpus, effective, existing, findings, kinds, log, logged, owner, p, refused,
     run, settled, sound, text,
 };
 use truepin::{
@@ -15,12 +15,19 @@ use truepin::{
     verdict::{Evidence, Judgement},
 };
 use truepin_tests::{
-    fake::{Activity, Behaviour, TaskTraits},
-    sim::Sim,
+    fake::{Activity, Behaviour, FakeKernel, TaskTraits},
+    sim::{Setup, Sim},
 };
 
 const KERNELS: [fn() -> Behaviour; 4] =
-    [Behaviour::members_only, Behaviour::strict, Behaviour::amended, Behaviour::lax];
+    [Behaviour::local_only, Behaviour::strict, Behaviour::amended, Behaviour::lax];
+
+/// With whatever partitions this kernel has.
+fn host(behaviour: Behaviour) -> (Setup, FakeKernel) {
+    let (mut setup, kernel) = crate::world::host(behaviour);
+    setup.facts.partition = true;
+    (setup, kernel)
+}
 
 fn on(cpu: u32) -> (CpuId, bool) {
     (CpuId(cpu), true)
@@ -67,19 +74,12 @@ fn degraded(sim: &Sim) -> Vec<String> {
     sim.state.problems().filter_map(told).collect()
 }
 
-/// Where a kernel has no partitions, members.
-fn isolations(behaviour: Behaviour) -> Vec<Isolation> {
-    if behaviour.exclusive_file {
-        vec![Isolation::Partition, Isolation::Member]
-    } else {
-        vec![Isolation::Member]
-    }
-}
+const BOTH: [Isolation; 2] = [Isolation::Partition, Isolation::Member];
 
 #[test]
 fn a_lost_cpu_is_replaced_near_what_is_left_and_nobody_is_moved_back() {
     for behaviour in KERNELS.map(|k| k()) {
-        for isolation in isolations(behaviour) {
+        for isolation in BOTH {
             let mut sim = logged(host(behaviour));
             assigned(&mut sim, &run("a", "4-5", isolation));
             assigned(&mut sim, &run("b", "2", isolation));
@@ -116,7 +116,7 @@ fn a_lost_cpu_is_replaced_near_what_is_left_and_nobody_is_moved_back() {
 #[test]
 fn what_is_back_before_all_is_quiet_moves_nobody_and_is_not_forgotten() {
     for behaviour in KERNELS.map(|k| k()) {
-        for isolation in isolations(behaviour) {
+        for isolation in BOTH {
             let mut sim = logged(host(behaviour));
             assigned(&mut sim, &run("a", "4-5", isolation));
             assigned(&mut sim, &run("b", "2-3", isolation));
@@ -185,7 +185,7 @@ fn without_reports_the_next_look_finds_it() {
 #[test]
 fn what_cannot_be_replaced_stays_its_owners_and_serves_it_again() {
     for behaviour in KERNELS.map(|k| k()) {
-        for isolation in isolations(behaviour) {
+        for isolation in BOTH {
             let mut sim = logged(host(behaviour));
             assigned(&mut sim, &run("a", "2-4", isolation));
             assigned(&mut sim, &run("b", "5-7", isolation));
@@ -231,7 +231,7 @@ fn what_cannot_be_replaced_stays_its_owners_and_serves_it_again() {
 #[test]
 fn who_has_no_cpu_left_runs_in_the_pool_and_nowhere_else() {
     for behaviour in KERNELS.map(|k| k()) {
-        for isolation in isolations(behaviour) {
+        for isolation in BOTH {
             // Without its domain's last CPU a partition cannot be on 6.12, so there it is left out.
             if behaviour.keeps_last_cpu && isolation == Isolation::Partition {
                 continue;

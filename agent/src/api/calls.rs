@@ -371,6 +371,14 @@ fn owners(engine: &mut Engine, about: &About) -> Result<OwnersDoc, Box<ProblemDo
     let promised = state.assignments.promised.iter();
     owners.extend(promised.map(|(o, p)| OwnerDoc::promised(o, p, state.nodes_of(&p.cpus))));
     for o in &mut owners {
+        let held = state.assignments.owners.get(&o.owner);
+        let mode = held.map_or(o.mode, |a| state.in_force(a));
+        if mode != o.mode {
+            o.mode = mode;
+            o.warnings.push(
+                "no partition at present: an owner beside it has no CPU left, and would run on this one's".into(),
+            );
+        }
         o.degraded = state.degraded(&o.owner).map(ToString::to_string);
     }
     owners.extend(about.unmet.iter().map(|u| OwnerDoc {
@@ -479,7 +487,7 @@ fn status(engine: &Engine, about: &About) -> StatusDoc {
     let clock = procfs::clock_state(std::path::Path::new("/")).unwrap_or_default();
     let mut owners = BTreeMap::new();
     for a in table.owners.values() {
-        *owners.entry(a.mode.name().to_owned()).or_insert(0) += 1;
+        *owners.entry(state.in_force(a).name().to_owned()).or_insert(0) += 1;
     }
     let unmet = about.unmet.iter().map(|u| format!("{} is declared and not assigned: {}", u.owner, u.why));
     let broken = state.broken_partitions().into_iter().map(|(owner, at, why)| {
