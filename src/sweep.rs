@@ -144,6 +144,9 @@ pub fn sets(desired: &Desired, observed: &Observed) -> Vec<SetFinding> {
             continue;
         };
         let mine = owner.cpus.intersection(&observed.online);
+        if mine.is_empty() {
+            continue; // it has nothing that could be shared, and where it runs the ledger tells
+        }
         let mut add = |fault| found.push(SetFinding { owner: owner.owner.clone(), fault });
         if owner.mode == Mode::Partition {
             let why = explain(observed, path, &owner.cpus);
@@ -153,11 +156,9 @@ pub fn sets(desired: &Desired, observed: &Observed) -> Vec<SetFinding> {
             }
         }
         // An audited set may be narrower: another allocator chose it, and the ledger judges what ran.
-        let other = if owner.mode == Mode::Audit {
-            !files.effective.is_subset(&mine)
-        } else {
-            crate::plan::own_set(observed, path, files) != mine
-        };
+        // A CPU that has just gone may still be listed; nobody runs there.
+        let has = crate::plan::own_set(observed, path, files).intersection(&observed.online);
+        let other = if owner.mode == Mode::Audit { !has.is_subset(&mine) } else { has != mine };
         if other {
             add(SetFault::Effective { effective: files.effective.clone() });
         }
@@ -186,13 +187,15 @@ fn is_outsider(desired: &Desired, path: &CgroupPath, owner: &OwnerCgroup, with: 
         && !desired.owners.keys().any(|o| o.is_within(with) && o != with)
 }
 
-/// Judges the tasks' masks.
+/// Judges the tasks' masks. An owner none of whose CPUs is `online` runs elsewhere, which is said by other means.
 #[must_use]
 pub fn masks<'a>(
     owners: impl Iterator<Item = (&'a Owner, &'a CpuSet, Mode)> + Clone,
+    online: &CpuSet,
     sweep: &TaskSweep,
 ) -> Vec<SetFinding> {
     let mut found = Vec::new();
+    let owners = owners.filter(|(_, cpus, _)| !cpus.is_disjoint(online));
     for (owner, task) in &sweep.owned {
         let Some((_, cpus, _)) = owners.clone().find(|(o, _, _)| *o == owner) else { continue };
         if !task.allowed.is_subset(cpus) {
@@ -203,7 +206,8 @@ pub fn masks<'a>(
     }
     for (owner, cpus, _) in owners.filter(|(_, _, mode)| *mode == Mode::Partition) {
         for task in &sweep.outside {
-            let over = task.allowed.intersection(cpus);
+            // Tasks of the root cgroup keep CPUs that are offline in their masks, whoever those belong to.
+            let over = task.allowed.intersection(cpus).intersection(online);
             if !over.is_empty() {
                 let fault = SetFault::Outsider { tid: task.tid, comm: task.comm.clone(), cpus: over };
                 found.push(SetFinding { owner: owner.clone(), fault });
@@ -237,7 +241,7 @@ mod tests {
             unread: Vec::new(),
         };
         let tids = |mode| {
-            let found = masks([(&owner, &cpus, mode)].into_iter(), &sweep);
+            let found = masks([(&owner, &cpus, mode)].into_iter(), &set("0-7"), &sweep);
             found
                 .into_iter()
                 .map(|f| match f.fault {

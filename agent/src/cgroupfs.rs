@@ -200,6 +200,27 @@ impl CgroupFs {
         Ok(Some(CgroupObserved { id, cpuset, enables_cpuset, populated, has_processes, kind }))
     }
 
+    fn read_online(&self) -> Result<CpuSet, KernelError> {
+        self.online.read().map_err(|e| KernelError {
+            operation: "read",
+            target: self.online.path().display().to_string(),
+            value: None,
+            errno: None,
+            cause: chain(&e),
+        })
+    }
+
+    fn read_all(&self, scope: &Scope) -> Result<Observed, KernelError> {
+        let (online, copied) = (self.read_online()?, self.mount.copied);
+        let mut observed = Observed { online, copied, ..Observed::default() };
+        for path in self.scope(scope)? {
+            if let Some(cgroup) = self.observe_one(&path)? {
+                observed.cgroups.insert(path, cgroup);
+            }
+        }
+        Ok(observed)
+    }
+
     fn create(&self, path: &CgroupPath) -> Result<(), KernelError> {
         let dir = self.dir(path);
         if !self.literal {
@@ -241,18 +262,14 @@ impl CgroupFs {
 
 impl Kernel for CgroupFs {
     fn observe(&mut self, scope: &Scope) -> Result<Observed, KernelError> {
-        let mut observed = Observed { copied: self.mount.copied, ..Observed::default() };
-        observed.online = self.online.read().map_err(|e| KernelError {
-            operation: "read",
-            target: self.online.path().display().to_string(),
-            value: None,
-            errno: None,
-            cause: chain(&e),
-        })?;
-        for path in self.scope(scope)? {
-            if let Some(cgroup) = self.observe_one(&path)? {
-                observed.cgroups.insert(path, cgroup);
+        // Sets of before and after a CPU went or came would not fit each other.
+        const ATTEMPTS: usize = 3;
+        let mut observed = self.read_all(scope)?;
+        for _ in 1..ATTEMPTS {
+            if self.read_online()? == observed.online {
+                break;
             }
+            observed = self.read_all(scope)?;
         }
         Ok(observed)
     }

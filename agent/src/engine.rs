@@ -10,14 +10,18 @@ use crate::{
     containers::{Scanner, TreeError},
     cri,
     evidence::{Collector, EvidenceError},
-    executor, procfs,
+    executor,
+    hotplug::Hotplug,
+    procfs,
     store::{Store, chain},
+    sysfs,
     watch::Watch,
     writers::Writers,
 };
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     fs, mem,
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -63,6 +67,10 @@ pub struct Engine {
     pub writers: Writers,
     /// Something was told beside a reading, and may not be in it: to be looked at.
     news: bool,
+    /// That CPUs go and come.
+    pub hotplug: Option<Hotplug>,
+    /// Where the machine is read, from the root.
+    sysfs: PathBuf,
     /// Finds containers.
     scanner: Scanner,
     pods_seen: BTreeSet<String>,
@@ -73,16 +81,17 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Nothing happens before [`Engine::drive`].
+    /// Nothing happens before [`Engine::drive`]. `sysfs` is the root of the machine's description; who wants to be woken
+    /// sets `watch`, `writers` and `hotplug`.
     #[must_use]
     pub fn new(
         state: State,
         kernel: CgroupFs,
         collector: Collector,
         store: Option<Store>,
-        watch: Option<Watch>,
         writers: Writers,
         scanner: Scanner,
+        sysfs: PathBuf,
     ) -> Self {
         Self {
             scanner,
@@ -91,9 +100,11 @@ impl Engine {
             kernel,
             collector,
             store,
-            watch,
+            sysfs,
+            watch: None,
             writers,
             news: false,
+            hotplug: None,
             applied: 0,
             replies: HashMap::new(),
             tickets: 0,
@@ -232,6 +243,14 @@ impl Engine {
                 results.extend(self.written());
                 Some(Event::Observed(read))
             }
+            Effect::ReadMachine => {
+                let read = sysfs::topology(&self.sysfs).map(Box::new);
+                Some(Event::Machine(read.map_err(|e| chain(&e))))
+            }
+            Effect::Pause(ns) => {
+                std::thread::sleep(Duration::from_nanos(ns));
+                None
+            }
             Effect::Apply(steps) => {
                 self.applied += 1;
                 let mount = self.kernel.mount().root.display().to_string();
@@ -289,7 +308,8 @@ impl Engine {
     fn sweep(&self, owners: Vec<(Owner, CgroupPath)>) -> TaskSweep {
         let mut sweep = TaskSweep::default();
         for (owner, path) in owners {
-            match procfs::tasks_in(&self.kernel.dir(&path)) {
+            let cpus = self.state.assignments.cpus_of(&owner).cloned().unwrap_or_default();
+            match procfs::tasks_in(&self.kernel.dir(&path)).and_then(|t| procfs::still_in(&path, &cpus, t)) {
                 Ok(tasks) => sweep.owned.extend(tasks.into_iter().map(|t| (owner.clone(), t))),
                 Err(error) => {
                     let why = chain(&error);
@@ -343,10 +363,27 @@ impl Engine {
         self.news
     }
 
+    /// Takes down what was reported of CPUs that go and come; the state says when it is acted on.
+    fn hear_hotplug(&mut self) -> bool {
+        let report = match self.hotplug.as_mut().map(Hotplug::drain) {
+            Some(Ok(report)) => report,
+            Some(Err(error)) => {
+                tracing::warn!("{}", chain(&error));
+                None
+            }
+            None => None,
+        };
+        let Some(report) = report else { return false };
+        tracing::debug!("CPUs went: {}, came: {}, were told to: {}", report.went, report.came, report.tried);
+        self.drive(Event::Hotplug(report));
+        true
+    }
+
     /// Reads what the kernel reported since the last call and acts on it; of departures only with `ring`.
     pub fn gather(&mut self, ring: bool) -> Gathered {
         let mut writes: Vec<ForeignWrite> = Vec::new();
         let mut departures: Vec<Departure> = Vec::new();
+        let hotplug = self.hear_hotplug();
         let mut any = mem::take(&mut self.news);
         if let Some(watch) = &mut self.watch {
             match watch.drain(&mut writes) {
@@ -367,7 +404,7 @@ impl Engine {
             }
         }
         if !any {
-            return Gathered::Nothing;
+            return if hotplug { Gathered::Something } else { Gathered::Nothing };
         }
         let before = self.applied;
         self.drive(Event::Disturbed { writes, departures });

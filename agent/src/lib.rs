@@ -13,6 +13,7 @@ pub mod engine;
 pub mod evidence;
 pub mod executor;
 pub mod fault;
+pub mod hotplug;
 pub mod kubelet;
 pub mod lock;
 pub mod machine;

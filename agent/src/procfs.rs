@@ -7,6 +7,7 @@ use nix::{
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 use truepin::{
     CgroupPath, CpuId, CpuSet,
@@ -146,6 +147,26 @@ pub fn tasks_in(dir: &Path) -> Result<Vec<TaskMask>, ProcError> {
         dirs.extend(entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()));
     }
     Ok(found)
+}
+
+/// Looks again at threads that are allowed outside `cpus`: one that has left the cgroup at `path` meanwhile was never a
+/// fault of it, and a mask may be on its way.
+pub fn still_in(path: &CgroupPath, cpus: &CpuSet, tasks: Vec<TaskMask>) -> Result<Vec<TaskMask>, ProcError> {
+    const AGAIN: Duration = Duration::from_millis(20);
+    let (mut fine, odd): (Vec<_>, Vec<_>) = tasks.into_iter().partition(|t| t.allowed.is_subset(cpus));
+    if odd.is_empty() || cpus.is_empty() {
+        fine.extend(odd);
+        return Ok(fine);
+    }
+    std::thread::sleep(AGAIN);
+    for t in odd {
+        // What cannot be read is gone, or in a cgroup namespace that is not ours: then what was seen first counts.
+        let elsewhere = who(t.tid).1.is_some_and(|now| !now.is_within(path));
+        if !elsewhere {
+            fine.extend(task(t.tid)?);
+        }
+    }
+    Ok(fine)
 }
 
 /// One thread; `None` when it is gone or a zombie, which runs nowhere.

@@ -9,6 +9,7 @@ use crate::{
     config::Reserve,
     cri::Cri,
     engine::{Engine, Gathered, now_ns},
+    hotplug::Hotplug,
     kubelet::Lookout,
     start::{Declared, Prepared},
     store::chain,
@@ -230,6 +231,13 @@ impl Agent {
         let mut fds = vec![PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
         fds.extend(self.engine.cri().map(|c| PollFd::new(c.as_fd(), PollFlags::POLLIN)));
         if !coalescing {
+            fds.extend(
+                self.engine
+                    .hotplug
+                    .iter()
+                    .flat_map(Hotplug::fds)
+                    .map(|fd| PollFd::new(fd, PollFlags::POLLIN)),
+            );
             let reports = [
                 self.engine.watch.as_ref().map(AsFd::as_fd),
                 self.engine.writers.fd(),

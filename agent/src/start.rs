@@ -14,6 +14,7 @@ use crate::{
     engine::Engine,
     evidence::{self, Collector},
     fault::Faults,
+    hotplug::Hotplug,
     kubelet,
     lock::{self, LockError},
     paths::Paths,
@@ -242,7 +243,9 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
         let owner = c.owner.clone().unwrap_or_else(|| Owner::Cgroup(c.path.clone()));
         Some(Declared { owner, path: c.path.clone(), cpus, refused: None, released: false })
     });
-    let mut engine = Engine::new(state, kernel, collector, store, watch, writers, scanner);
+    let hotplug = hotplug(config, paths, &mut notes);
+    let mut engine = Engine::new(state, kernel, collector, store, writers, scanner, paths.sysfs.clone());
+    (engine.watch, engine.hotplug) = (watch, hotplug);
     // What is taken over depends on who runs; everything else can be named later.
     engine.first_names(if config.mode == RunMode::Migrate { cri::ASK } else { cri::AT_START });
     Ok(Prepared {
@@ -255,6 +258,18 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
         about: About { numa: config.numa, sysfs: paths.sysfs.clone(), started_ns, unmet: Vec::new() },
         notes,
     })
+}
+
+/// Of the running kernel only: a recorded machine's CPUs do not go and come.
+fn hotplug(config: &Config, paths: &Paths, notes: &mut Vec<String>) -> Option<Hotplug> {
+    if !config.sources.notify || paths.sysfs != Path::new("/") {
+        return None;
+    }
+    let (hotplug, missing) = Hotplug::new();
+    for error in missing {
+        notes.push(format!("{}; some CPUs that go and come are found at the tick only", chain(&error)));
+    }
+    hotplug.means().is_some().then_some(hotplug)
 }
 
 fn optional<T, E: std::error::Error + 'static>(

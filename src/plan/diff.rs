@@ -21,7 +21,9 @@ pub fn diff(desired: &Desired, observed: &Observed) -> Plan {
     let Targets { by_path, problems, stale_first } = targets(desired, observed);
     let plan = Plan { problems, ..Plan::default() };
     let (held, holders, slice) = (desired.held(), holders(desired, observed), Slice::default());
-    let mut d = Diff { desired, observed, held, holders, slice, plan, unready: BTreeSet::new() };
+    let widening = None;
+    let mut d = Diff { desired, observed, held, holders, slice, widening, plan, unready: BTreeSet::new() };
+    d.widening = d.widen();
     for path in by_path.keys() {
         d.judge_owner(path);
     }
@@ -60,16 +62,15 @@ pub fn diff(desired: &Desired, observed: &Observed) -> Plan {
 
 /// Order inside a phase. Shared cgroups grow from the leaves up: while a list above is too small the ones below take no
 /// effect, and when it grows nothing wrong is left below. Ancestors' `exclusive` shrinks after the leaves' and grows before; a partition that ends
-/// goes first, because its CPUs come back with it; `cpuset.cpus` is written before `exclusive` when growing and
-/// after it when shrinking.
+/// goes first, because its CPUs come back with it; `cpuset.cpus` is written after `exclusive`, which decides what 7.3 lets
+/// it hold where all CPUs of a partition went offline.
 fn rank(p: &Planned) -> (Phase, i64, u8, CgroupPath) {
     let depth = i64::from(p.step.path().level());
     let file = match &p.step {
         Step::Write { file: CpusetFile::Partition, .. } => 0,
-        Step::Write { file: CpusetFile::Exclusive, .. } if p.phase == Phase::ShrinkExclusive => 1,
+        Step::Write { file: CpusetFile::Exclusive, .. } => 1,
         Step::Write { file: CpusetFile::Cpus, .. } => 2,
-        Step::Write { file: CpusetFile::Exclusive, .. } => 3,
-        _ => 4,
+        _ => 3,
     };
     let (depth, file) = match p.phase {
         Phase::ShrinkExclusive | Phase::Remove | Phase::GrowPool => (-depth, file),
@@ -117,6 +118,8 @@ pub(super) struct Diff<'a> {
     holders: Vec<Holder>,
     /// Where partitions are local.
     pub(super) slice: Slice,
+    /// See [`Diff::widen`].
+    widening: Option<(CgroupPath, CpuSet)>,
     plan: Plan,
     /// Owners' cgroups that cannot be worked on; the others go on.
     unready: BTreeSet<CgroupPath>,
@@ -274,9 +277,6 @@ impl Diff<'_> {
                 problems.push(Problem::InsidePartition { owner: owner.owner.clone(), path: up.clone() });
             }
         }
-        if owner.cpus.is_disjoint(&self.observed.online) {
-            problems.push(Problem::Offline { owner: owner.owner.clone(), cpus: owner.cpus.clone() });
-        }
         if !problems.is_empty() {
             self.unready.insert(path.clone());
             self.plan.problems.extend(problems);
@@ -293,15 +293,26 @@ impl Diff<'_> {
         let mut exclusive_now = exclusive.clone().unwrap_or_default();
         let mut state = now.clone();
 
+        if self.sticks(path).is_some() {
+            // One after the other: two lists that reach over the pool would meet.
+            if self.widening.as_ref().is_some_and(|(first, _)| first == path)
+                && let Some((_, wide)) = self.widening.clone()
+            {
+                self.write_exclusive(Phase::Prepare, path, &exclusive_now, wide.clone());
+                exclusive_now = wide;
+            } else if self.widening.is_some() {
+                return;
+            }
+        }
         // Giving away. A partition that must end, is invalid, or would shrink to nothing becomes a member first.
         let keep = exclusive_now.intersection(t.exclusive.as_ref().unwrap_or(&exclusive_now));
         // Without an explicit list it consists of `cpuset.cpus`.
         let vanishes = match &exclusive {
-            Some(_) => keep.is_empty(),
+            Some(_) => keep.is_disjoint(&self.observed.online),
             None => t.cpus.as_ref().is_some_and(|c| c.is_disjoint(&cpus_now)),
         };
         let vanishes = want != PartitionKind::Member && vanishes;
-        let wrong = owner.mode == Mode::Partition && self.sets_wrong(path, &owner.cpus, files);
+        let wrong = owner.mode == Mode::Partition && self.desired.rebuild.contains(path);
         let in_slice = self.is_in_slice(path);
         let falls = in_slice && (self.slice.ends || self.takes_all_of_one(path, &owner.cpus));
         let must_end = now.kind != PartitionKind::Member
@@ -318,7 +329,11 @@ impl Diff<'_> {
             state = PartitionState::valid(PartitionKind::Member);
         }
         let stands = late || self.stays_partition(path, &now);
-        if exclusive.is_some() && !waits && !(keep.is_empty() && stands) {
+        // A list that gives nothing to anybody changes in one write: one without a CPU may be refused (see `sticks`).
+        let nobody_waits = keep.is_disjoint(&self.observed.online)
+            && t.exclusive.as_ref().is_some_and(|e| !e.is_empty())
+            && exclusive_now.is_disjoint(&others);
+        if exclusive.is_some() && !waits && !nobody_waits && !(keep.is_empty() && stands) {
             self.write_exclusive(Phase::ShrinkExclusive, path, &exclusive_now, keep.clone());
             exclusive_now = keep;
         }
@@ -327,7 +342,7 @@ impl Diff<'_> {
             let keep = cpus_now.intersection(target);
             let next = if lost.is_empty() {
                 cpus_now.clone()
-            } else if !keep.is_empty() {
+            } else if !keep.is_disjoint(&self.observed.online) {
                 keep
             } else if in_slice {
                 // What it is to have comes into the slice later, and the pool is outside.
@@ -348,6 +363,12 @@ impl Diff<'_> {
             self.write_cpus(phase, path, &cpus_now, next.clone());
             cpus_now = next;
             self.write_cpus(Phase::GrowExclusive, path, &cpus_now, target.clone());
+            if self.desired.rewrite.contains(path)
+                && files.cpus == *target
+                && let Some(other) = self.other_list(target)
+            {
+                self.write_cpus(Phase::ShrinkExclusive, path, target, other);
+            }
         }
         if exclusive.is_some()
             && let Some(target) = &t.exclusive
@@ -362,9 +383,57 @@ impl Diff<'_> {
         }
     }
 
+    /// The exclusive list of an owner's remote partition that has ended because no CPU of it is left.
+    ///
+    /// 7.3 takes such a partition's tasks away and leaves its flag "exclusive" (`remote_partition_disable`). When it
+    /// becomes a member the flag goes only if its list has enough deadline bandwidth online, and as long as it is there no
+    /// list may be written that has not (`validate_change`, EBUSY).
+    fn sticks(&self, path: &CgroupPath) -> Option<&CpuSet> {
+        let up = path.parent().filter(|up| !up.is_root())?;
+        let files = self.observed.cpuset(path)?;
+        let state = files.partition.as_ref()?;
+        let exclusive = files.exclusive.as_ref().filter(|e| !e.is_empty())?;
+        let remote = !self.observed.cpuset(&up)?.is_partition();
+        let ended = state.kind != PartitionKind::Member && state.invalid.is_some();
+        let frozen = self.desired.frozen.contains(&(path.clone(), CpusetFile::Exclusive));
+        (remote && ended && exclusive.is_disjoint(&self.observed.online) && !frozen).then_some(exclusive)
+    }
+
+    /// The first owner whose list sticks, and that list with the pool: with that it has the bandwidth, and it ends well.
+    /// The cgroups above do not list the pool, so nothing is taken from it. A list that holds all of a sibling's CPUs would
+    /// be refused (EINVAL), and so would two that meet.
+    pub(super) fn widen(&self) -> Option<(CgroupPath, CpuSet)> {
+        let (path, exclusive) = self.desired.owners.keys().find_map(|p| Some((p, self.sticks(p)?)))?;
+        let up = path.parent()?;
+        let mut pool = self.desired.pool.intersection(&self.observed.online);
+        for (_, sibling) in self.observed.children(&up).filter(|(p, _)| *p != path) {
+            let Some(files) = sibling.cpuset.as_ref() else { continue };
+            if files.exclusive.as_ref().is_some_and(|e| !e.is_disjoint(&pool)) {
+                pool = pool.difference(files.exclusive.as_ref()?);
+            }
+            let cpus = Some(&files.cpus).filter(|c| !c.is_empty() && c.is_subset(&exclusive.union(&pool)));
+            if let Some(one) = cpus.and_then(|c| c.intersection(&pool).first()) {
+                pool -= &CpuSet::single(one);
+            }
+        }
+        (!pool.is_empty()).then(|| (path.clone(), exclusive.union(&pool)))
+    }
+
+    /// A list that is not this one, with which nobody loses his last CPU and nobody is in another's way: one CPU fewer,
+    /// or where there is only one, one of the pool.
+    fn other_list(&self, list: &CpuSet) -> Option<CpuSet> {
+        let online = list.intersection(&self.observed.online);
+        if online.len() > 1 {
+            return online.iter().last().map(|last| list.difference(&CpuSet::single(last)));
+        }
+        let pool = self.desired.pool.intersection(&self.observed.online);
+        pool.first().map(|one| list.union(&CpuSet::single(one)))
+    }
+
     /// Whether everything above lists these CPUs as exclusive, so that nothing is lost when a partition on them ends
     /// (see `list_standing`). What cannot be listed at present is not waited for.
     fn chain_lists(&self, path: &CgroupPath, cpus: &CpuSet) -> bool {
+        let cpus = &lost_to(self.observed, cpus);
         let lists = |up: &CgroupPath| {
             let exclusive = self.observed.cpuset(up).and_then(|c| c.exclusive.as_ref());
             exclusive.is_none_or(|e| cpus.is_subset(e))
@@ -399,17 +468,6 @@ impl Diff<'_> {
         let state = self.observed.cpuset(path).and_then(|f| f.partition.as_ref());
         let frozen = self.desired.frozen.contains(&(path.clone(), CpusetFile::Partition));
         frozen && state.is_some_and(|s| s.kind != PartitionKind::Member && s.invalid.is_some())
-    }
-
-    /// The state line can lie (after hotplug; a nested child of an invalid parent). Judged only when our own files
-    /// are as they should be, so that a plan in progress is not mistaken for a defect.
-    fn sets_wrong(&self, path: &CgroupPath, cpus: &CpuSet, files: &CpusetObserved) -> bool {
-        let listed = files.exclusive.as_ref().unwrap_or(&files.cpus);
-        if self.observed.copied || !files.is_partition() || listed != cpus {
-            return false;
-        }
-        let mine = cpus.intersection(&self.observed.online);
-        own_set(self.observed, path, files) != mine || !overlapping(self.observed, path, &mine).is_empty()
     }
 
     fn chain(&mut self, path: &CgroupPath, t: &Target, files: &CpusetObserved) {
@@ -532,6 +590,12 @@ pub(crate) fn own_set(observed: &Observed, path: &CgroupPath, files: &CpusetObse
     let took =
         |s: &CpusetObserved| s.exclusive_effective.as_ref().unwrap_or(&s.cpus).intersection(&observed.online);
     inside.fold(files.effective.clone(), |all, s| all.union(&took(s)))
+}
+
+/// Those of `cpus` that the root has not: a partition that lists others holds nothing of them (see `widened`).
+pub(super) fn lost_to(observed: &Observed, cpus: &CpuSet) -> CpuSet {
+    let root = observed.cpuset(&CgroupPath::root());
+    root.map_or_else(|| cpus.clone(), |r| cpus.difference(&r.effective))
 }
 
 /// Cgroups, the root and the ancestors included, whose tasks may run on some of `cpus` though they belong to the

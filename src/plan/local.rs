@@ -21,7 +21,8 @@
 //! made valid by writing `root` over it: `member` comes first. Both were seen (`root invalid (Cpu list in cpuset.cpus not
 //! exclusive)` above children that read `root`, with the root's effective set over all of them).
 //! Invariants: the slice never lists a CPU that a cgroup beside it lists; it never loses a CPU that a partition below it
-//! has; while it is a partition every process below it has a CPU of its own or of the leftovers'.
+//! has; while it is a partition every process below it has a CPU of its own or of the leftovers': where an owner can have
+//! neither, none is a partition until it can ([`Desired::strands`]).
 
 use super::{Desired, Diff, Phase, Target, overlapping};
 use crate::{
@@ -100,6 +101,19 @@ impl Desired {
     }
 }
 
+impl Desired {
+    /// Whether an owner in a slice that is a partition has no CPU there, its own or of the leftovers': all that the slice has
+    /// is then others', and as long as it is a partition the tasks run on that.
+    pub(crate) fn strands(&self, observed: &Observed) -> bool {
+        let without = |(path, o): (&CgroupPath, &super::OwnerCgroup)| {
+            let populated = observed.cgroups.get(path).is_some_and(|c| c.populated);
+            let served = !o.cpus.is_disjoint(&observed.online) || self.leftovers.contains_key(path);
+            path.is_within(&self.slice) && populated && !served
+        };
+        self.partitions_slice() && self.owners.iter().any(without)
+    }
+}
+
 /// Of a cgroup below the slice: it is a partition, valid or not.
 fn stands(cgroup: &CgroupObserved) -> Option<&CpusetObserved> {
     let kind = |f: &&CpusetObserved| f.partition.as_ref().is_some_and(|s| s.kind != PartitionKind::Member);
@@ -125,6 +139,23 @@ pub(super) fn slice_cpus(desired: &Desired, observed: &Observed) -> CpuSet {
     cpus
 }
 
+/// Whether the slice, though its files are as they should be, has not its CPUs or not for itself: what it has and what
+/// those below it have is its list, and nobody else's.
+pub(crate) fn slice_leaks(desired: &Desired, observed: &Observed) -> bool {
+    let path = &desired.slice;
+    let Some(files) = observed.cpuset(path).filter(|f| f.is_partition() && !observed.copied) else {
+        return false;
+    };
+    if !desired.partitions_slice() || files.cpus != slice_cpus(desired, observed) {
+        return false;
+    }
+    let mine = files.cpus.intersection(&observed.online);
+    let below = observed.children(path).filter_map(|(_, c)| stands(c)).filter(|f| f.is_partition());
+    let below = below.fold(CpuSet::new(), |all, f| all.union(&f.cpus.intersection(&mine)));
+    files.effective.union(&below).intersection(&observed.online) != mine
+        || !overlapping(observed, path, &mine).is_empty()
+}
+
 impl Diff<'_> {
     /// Whether the slice is that of local partitions.
     pub(super) fn is_local_slice(&self, path: &CgroupPath) -> bool {
@@ -148,21 +179,10 @@ impl Diff<'_> {
         if self.frozen(path, CpusetFile::Partition) {
             return Slice { ends: false, serves: stands };
         }
-        let wrong = stands && (cpus.is_disjoint(&files.cpus) || self.slice_wrong(path, &files, cpus));
+        let wrong = stands && (cpus.is_disjoint(&files.cpus) || self.desired.rebuild.contains(path));
         let listed = files.cpus == *cpus || !self.frozen(path, CpusetFile::Cpus);
         let ends = state.kind != PartitionKind::Member && (!stands || wrong);
         Slice { ends, serves: listed || stands && !ends }
-    }
-
-    /// As `sets_wrong`, of the slice: what it has and what those below it have is its list, and nobody else's.
-    fn slice_wrong(&self, path: &CgroupPath, files: &CpusetObserved, cpus: &CpuSet) -> bool {
-        if self.observed.copied || files.cpus != *cpus {
-            return false;
-        }
-        let mine = cpus.intersection(&self.observed.online);
-        let below = self.observed.children(path).filter_map(|(_, c)| stands(c)).filter(|f| f.is_partition());
-        let below = below.fold(CpuSet::new(), |all, f| all.union(&f.cpus.intersection(&mine)));
-        files.effective.union(&below) != mine || !overlapping(self.observed, path, &mine).is_empty()
     }
 
     /// Whether `path` is in a slice that is a partition, or is to be.

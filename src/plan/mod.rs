@@ -31,6 +31,7 @@ mod tests;
 
 pub use diff::diff;
 pub(crate) use diff::{overlapping, own_set};
+pub(crate) use local::slice_leaks;
 pub(crate) use targets::foreign;
 
 use diff::Diff;
@@ -113,6 +114,11 @@ pub struct Desired {
     pub local: bool,
     /// Cgroups in such a slice that need CPUs there and have none of an owner's, and which: see [`Desired::house_leftovers`].
     pub leftovers: BTreeMap<CgroupPath, CpuSet>,
+    /// Owners' partitions that are to be ended and made again, though their files are right.
+    pub rebuild: BTreeSet<CgroupPath>,
+    /// Owners' cgroups whose `cpuset.cpus` is to be written with another value first, so that the kernel looks at the
+    /// tasks: it drops a write that changes nothing.
+    pub rewrite: BTreeSet<CgroupPath>,
 }
 
 impl Desired {
@@ -248,7 +254,9 @@ pub enum Problem {
         path: CgroupPath,
     },
     /// The owners hold every CPU that is online.
-    #[error("no CPU that is online is left for the shared pool; its cgroups are left as they are")]
+    #[error(
+        "no CPU that is online is left for the shared pool; its cgroups are left as they are: bring a CPU online that no owner holds, or release an owner"
+    )]
     PoolEmpty,
     /// The owner's CPUs are reserved by now, and it has no others.
     #[error("CPUs {cpus} of {owner} are reserved, and nothing is free to replace them; it keeps them")]
@@ -273,13 +281,18 @@ pub enum Problem {
         /// `cpuset.mems.effective`
         effective: NodeSet,
     },
-    /// None of the owner's CPUs is online.
-    #[error("all CPUs ({cpus}) of {owner} are offline")]
-    Offline {
+    /// CPUs of the owner are offline, and nothing is free in their place. They stay its own.
+    #[error(
+        "{owner} is degraded: CPUs {offline} of its {cpus} are offline and nothing is free to replace them{}; it is served again when CPUs come online or others are released",
+        if cpus == offline { ", so that it runs in the shared pool" } else { "" }
+    )]
+    Degraded {
         /// The owner.
         owner: Owner,
         /// Its set.
         cpus: CpuSet,
+        /// Those of it that are away.
+        offline: CpuSet,
     },
 }
 

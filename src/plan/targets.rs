@@ -1,6 +1,6 @@
 //! What each cgroup's files should hold.
 
-use super::{Desired, OwnerCgroup, Problem, Role, Target, TargetKind, local::slice_cpus};
+use super::{Desired, OwnerCgroup, Problem, Role, Target, TargetKind, diff::lost_to, local::slice_cpus};
 use crate::{
     assignments::Mode,
     cgroup::{CgroupPath, CpusetFile},
@@ -86,7 +86,7 @@ fn list_standing(observed: &Observed, all: &mut Targets) {
     let ending = |(path, t): (&CgroupPath, &Target)| {
         let files =
             observed.cpuset(path).filter(|f| !is_member(f) && t.partition == Some(PartitionKind::Member))?;
-        Some((path.clone(), files.exclusive.clone()?))
+        Some((path.clone(), lost_to(observed, files.exclusive.as_ref()?)))
     };
     let ending: Vec<(CgroupPath, CpuSet)> = all.by_path.iter().filter_map(ending).collect();
     for (path, t) in &mut all.by_path {
@@ -174,18 +174,36 @@ impl Aim<'_> {
     fn owner(&self, path: &CgroupPath, owner: &OwnerCgroup) -> Target {
         let mut t = Target { kind: TargetKind::Owner, ours: owner.created, ..Target::default() };
         let cgroup = self.observed.cgroups.get(path);
+        let served = !owner.cpus.is_disjoint(&self.observed.online);
+        // Without a CPU of its own it runs in the pool (in a slice that is a partition, on what is left to it there), and not
+        // on what the cgroup above has: others' CPUs are among that.
+        let list = match self.desired.leftovers.get(path) {
+            _ if served => owner.cpus.clone(),
+            Some(left) => owner.cpus.union(left),
+            None if self.desired.partitions_slice() && path.is_within(&self.desired.slice) => {
+                owner.cpus.clone()
+            }
+            None => owner.cpus.union(&self.desired.pool),
+        };
         match owner.mode {
             Mode::Partition => {
                 t.exclusive = (!self.desired.local).then(|| owner.cpus.clone());
-                t.partition = Some(owner.kind);
+                // One without CPUs ends: the kernel leaves its tasks allowed anywhere (7.3), and books only the first CPU
+                // that returns as its own when it makes it valid again by itself. The kernel ends partitions that
+                // leave nothing to the root, too, and nothing is won by making them again.
+                let stands = cgroup.and_then(|c| c.cpuset.as_ref()).is_some_and(CpusetObserved::is_partition);
+                let may = served && (stands || !self.desired.pool.is_empty());
+                t.partition = Some(if may { owner.kind } else { PartitionKind::Member });
                 if owner.created || self.desired.local {
-                    t.cpus = Some(owner.cpus.clone());
+                    // With remote partitions alone, the cgroups above have what is left of them.
+                    let all = self.desired.pool_written || self.desired.local;
+                    t.cpus = Some(if all { list } else { owner.cpus.clone() });
                 } else if let Some((cgroup, files)) = cgroup.and_then(|c| Some((c, c.cpuset.as_ref()?))) {
                     t.cpus = self.beside_partition(path, owner, cgroup, files);
                 }
             }
             Mode::Member => {
-                t.cpus = Some(owner.cpus.clone());
+                t.cpus = Some(list);
                 t.partition = Some(PartitionKind::Member);
                 t.exclusive = (!self.desired.local).then(CpuSet::new);
             }

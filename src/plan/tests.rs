@@ -124,8 +124,8 @@ fn a_first_partition_in_a_bare_slice() {
             "prepare: mkdir /t/x",
             "shrink-pool: echo 1 > /a/cpus",
             "grow-exclusive: echo 2-3 > /t/cpus.exclusive",
-            "grow-exclusive: echo 2-3 > /t/x/cpus",
             "grow-exclusive: echo 2-3 > /t/x/cpus.exclusive",
+            "grow-exclusive: echo 2-3 > /t/x/cpus",
             "set-partition: echo root > /t/x/cpus.partition",
             "enter: echo 7 > /t/x/cgroup.procs",
         ],
@@ -190,10 +190,10 @@ fn a_swap_gives_before_it_takes() {
             "prepare: echo 5 > /t/y/cpus",
             "shrink-exclusive: echo 2 > /t/x/cpus.exclusive",
             "shrink-exclusive: echo 5 > /t/y/cpus.exclusive",
-            "grow-exclusive: echo 2,4 > /t/x/cpus",
-            "grow-exclusive: echo 3,5 > /t/y/cpus",
             "grow-exclusive: echo 2,4 > /t/x/cpus.exclusive",
             "grow-exclusive: echo 3,5 > /t/y/cpus.exclusive",
+            "grow-exclusive: echo 2,4 > /t/x/cpus",
+            "grow-exclusive: echo 3,5 > /t/y/cpus",
         ],
     );
     // Nothing in common: no partition shrinks to nothing, it ends first.
@@ -225,20 +225,24 @@ fn a_partition_that_is_not_one_begins_anew() {
     ];
     let invalid = PartitionState { kind: PartitionKind::Root, invalid: Some(InvalidReason::Bare) };
     plans(&d, &settled(invalid.clone()), &again);
-    // The state reads well and the sets do not: the root has one of the CPUs, or the owner lacks it.
+    // The state reads well and the sets do not: the root has one of the CPUs, or the owner lacks it. Whoever has seen that
+    // orders the rest.
+    let rebuilt = Desired { rebuild: [p("t/x")].into(), ..d.clone() };
     for (path, effective) in [("", "0-1,3-7"), ("t", "0-7"), ("t/x", "2")] {
         let mut observed = settled(valid());
         files(&mut observed, path).effective = cpus(effective);
-        plans(&d, &observed, &again);
-        observed.copied = true;
+        assert_eq!(crate::sweep::sets(&d, &observed).len(), 1, "{path}");
         plans(&d, &observed, &[]);
+        plans(&rebuilt, &observed, &again);
+        observed.copied = true;
+        assert_eq!(crate::sweep::sets(&d, &observed), []);
     }
     // What the owner's own children took is still the owner's.
     let mut observed = settled(valid());
     observed.cgroups.insert(p("t/x/in"), cgroup(9));
     partition(&mut observed, "t/x/in", "3");
     files(&mut observed, "t/x").effective = cpus("2");
-    plans(&d, &observed, &[]);
+    assert_eq!(crate::sweep::sets(&d, &observed), []);
     // The other kind keeps its CPUs on the way.
     plans(
         &d,
@@ -410,9 +414,6 @@ fn problems() {
     );
     let b = told(&[("b/y", "2", member, false)], &observed);
     assert_eq!(b, ["cgroup /b, above that of run/o0, is a partition of another manager"]);
-    observed.online = cpus("0-5");
-    let off = told(&[("b/y", "6-7", member, false)], &observed);
-    assert!(off.contains(&"all CPUs (6-7) of run/o0 are offline".to_owned()), "{off:?}");
     // Somebody's partition beside us: what it holds, or would hold if it were valid.
     let mut observed = host(&["a", "b"]);
     partition(&mut observed, "b", "4-5");
@@ -513,4 +514,80 @@ fn the_checker_finds_each_invariant_broken() {
     assert_eq!(check(&d, &observed, &[exclusive("a", "2"), list("c", "5-6"), list("c", "6")]), Ok(()));
     let worse = check(&d, &observed, &[list("c", "4-7")]).unwrap_err();
     assert!(worse.what.contains("CPUs 4"), "{worse}");
+}
+
+#[test]
+fn who_has_no_cpu_left_runs_in_the_pool() {
+    let owners = [("t/x", "6-7", Mode::Partition, true), ("t/y", "4-5", Mode::Member, true)];
+    let d = |online: &str| Desired { pool: cpus("0-3").intersection(&cpus(online)), ..desired(&owners) };
+    let mut observed = host(&["t", "t/x", "t/y"]);
+    files(&mut observed, "t").exclusive = Some(cpus("6-7"));
+    files(&mut observed, "t/x").cpus = cpus("6-7");
+    partition(&mut observed, "t/x", "6-7");
+    (files(&mut observed, "t/y").cpus, files(&mut observed, "t/y").effective) = (cpus("4-5"), cpus("4-5"));
+    plans(&d("0-7"), &observed, &[]);
+    // As 7.3 leaves it: allowed on what the cgroup above has, the member's CPUs among that.
+    observed.online = cpus("0-5");
+    files(&mut observed, "t/x").partition =
+        Some(PartitionState { kind: PartitionKind::Root, invalid: Some(InvalidReason::Bare) });
+    files(&mut observed, "t/x").effective = cpus("0-5");
+    let steps = [
+        "prepare: echo 0-3,6-7 > /t/x/cpus.exclusive",
+        "shrink-exclusive: echo member > /t/x/cpus.partition",
+        "grow-exclusive: echo 6-7 > /t/x/cpus.exclusive",
+        "grow-exclusive: echo 0-3,6-7 > /t/x/cpus",
+    ];
+    plans(&d("0-5"), &observed, &steps);
+    // One is back: only its own again, and then a partition.
+    files(&mut observed, "t/x").partition = Some(PartitionState::valid(PartitionKind::Member));
+    files(&mut observed, "t/x").cpus = cpus("0-3,6-7");
+    plans(&d("0-5"), &observed, &[]);
+    observed.online = cpus("0-6");
+    let steps = ["shrink-exclusive: echo 6-7 > /t/x/cpus", "set-partition: echo root > /t/x/cpus.partition"];
+    plans(&d("0-6"), &observed, &steps);
+    // No partition is made that leaves nothing to the root.
+    observed.online = cpus("4-7");
+    let plan = diff(&d("4-7"), &observed);
+    assert!(plan.problems.contains(&Problem::PoolEmpty), "{:?}", plan.problems);
+    assert!(!lines(&plan).iter().any(|l| l.contains("set-partition")), "{:?}", lines(&plan));
+}
+
+#[test]
+fn all_cpus_of_a_partition_are_replaced_in_one_write() {
+    let mut observed = host(&["t", "t/x"]);
+    files(&mut observed, "t").exclusive = Some(cpus("6-7"));
+    files(&mut observed, "t/x").cpus = cpus("6-7");
+    partition(&mut observed, "t/x", "6-7");
+    let d = desired(&[("t/x", "2-3", Mode::Partition, true)]);
+    // The owner's own list is never empty on the way: 7.3 refuses that where the old CPUs are offline.
+    let steps = [
+        "shrink-exclusive: echo member > /t/x/cpus.partition",
+        "shrink-exclusive: echo '' > /t/cpus.exclusive",
+        "grow-exclusive: echo 2-3 > /t/cpus.exclusive",
+        "grow-exclusive: echo 2-3 > /t/x/cpus.exclusive",
+        "grow-exclusive: echo 2-3 > /t/x/cpus",
+        "set-partition: echo root > /t/x/cpus.partition",
+    ];
+    plans(&d, &observed, &steps);
+}
+
+#[test]
+fn a_list_is_written_with_another_value_first() {
+    let mut observed = host(&["t", "t/x", "t/y"]);
+    files(&mut observed, "t").exclusive = Some(cpus("2-3"));
+    files(&mut observed, "t/x").cpus = cpus("2-3");
+    partition(&mut observed, "t/x", "2-3");
+    (files(&mut observed, "t/y").cpus, files(&mut observed, "t/y").effective) = (cpus("5"), cpus("5"));
+    let mut d = desired(&[("t/x", "2-3", Mode::Partition, true), ("t/y", "5", Mode::Member, true)]);
+    d.rewrite = [p("t/x"), p("t/y")].into();
+    let steps = ["shrink-exclusive: echo 2 > /t/x/cpus", "shrink-exclusive: echo 0,5 > /t/y/cpus"];
+    plans(&d, &observed, &steps);
+    // What then is there is put right, whether it is still ordered or not.
+    files(&mut observed, "t/x").cpus = cpus("2");
+    files(&mut observed, "t/y").cpus = cpus("0,5");
+    for rewrite in [d.rewrite.clone(), BTreeSet::new()] {
+        d.rewrite = rewrite;
+        let steps = ["shrink-exclusive: echo 5 > /t/y/cpus", "grow-exclusive: echo 2-3 > /t/x/cpus"];
+        plans(&d, &observed, &steps);
+    }
 }

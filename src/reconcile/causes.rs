@@ -111,6 +111,13 @@ pub(super) struct Causes {
     watched_ns: u64,
 }
 
+/// Which reading was judged last.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Mark {
+    ns: (u64, u64),
+    lost: (u64, u64),
+}
+
 impl Causes {
     /// A reading is asked for.
     pub(super) fn asks(&mut self, now_ns: u64) {
@@ -122,6 +129,18 @@ impl Causes {
         (self.before_ns, self.read_ns) = (self.read_ns, self.asked_ns);
         (self.lost_before, self.lost_read) = (self.lost_read, self.lost);
         self.seen.retain(|s| s.writer.ended_ns >= self.before_ns);
+    }
+
+    /// What [`Causes::unreads`] goes back to.
+    pub(super) fn mark(&self) -> Mark {
+        Mark { ns: (self.before_ns, self.read_ns), lost: (self.lost_before, self.lost_read) }
+    }
+
+    /// The reading is put aside unjudged, and the next one stands for it: a change that it shows may have been made since
+    /// the one before. What was forgotten with it had ended before that.
+    pub(super) fn unreads(&mut self, mark: Mark) {
+        (self.before_ns, self.read_ns) = mark.ns;
+        (self.lost_before, self.lost_read) = mark.lost;
     }
 
     /// Somebody wrote, or writes, while the reading was taken: it may show one file as it was before and the next as it is

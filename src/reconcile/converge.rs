@@ -27,6 +27,9 @@ const MAX_ROUNDS: u32 = 32;
 /// Somebody who writes all the time must not keep truepin from its repairs. A reading takes a millisecond or so, a write
 /// that changes a partition up to ten.
 const MAX_REREADS: u32 = 8;
+/// How often, and for how long each, an admission waits for CPUs that go and come.
+const MAX_WAITS: u32 = 10;
+const WAIT_NS: u64 = 100_000_000;
 
 const ESRCH: i32 = 3;
 const ENOSPC: i32 = 28;
@@ -37,8 +40,11 @@ impl Turn<'_> {
             self.written(w);
         }
         for d in departures {
-            let owner = self.s.runtime.iter_mut().find(|(_, r)| r.id == d.owner);
+            let mut owner = self.s.runtime.iter_mut().find(|(_, r)| r.id == d.owner);
             let now = self.now.mono_ns;
+            if let Some((_, r)) = &mut owner {
+                r.left |= r.base.as_ref().is_some_and(|b| d.at_ns >= b.at.mono_ns);
+            }
             if let Some((owner, runtime)) = owner
                 && runtime.departed_ns.is_none_or(|at| now.saturating_sub(at) > 1_000_000_000)
             {
@@ -121,15 +127,22 @@ impl Turn<'_> {
             self.s.progress.rereads += 1;
             return self.observe();
         }
-        self.s.online = observed.online.clone();
+        if self.online(&observed.online) {
+            return;
+        }
         let before = mem::replace(&mut self.s.observed, observed);
+        let unread = self.s.causes.mark();
         self.s.causes.reads();
         self.settle_names();
         self.s.leaving = self.recognise();
         if self.s.settings.audit {
+            if self.doubts(&Plan::default()) {
+                return self.observe();
+            }
             return self.settle();
         }
         self.fit();
+        self.demote();
         let stale = self.s.stale().into_iter().map(|o| (o, super::pods::NOT_ACTIVE));
         self.s.leaving.extend(stale);
         if !self.s.leaving.is_empty() && self.s.pending.is_none() {
@@ -138,11 +151,17 @@ impl Turn<'_> {
         let was_settled = mem::take(&mut self.s.settled);
         let mut desired = self.s.desired();
         let mut plan = plan::diff(&desired, &self.s.observed);
+        if self.doubts(&plan) {
+            // As if nothing had been read yet.
+            (self.s.settled, self.s.observed) = (was_settled, before);
+            self.s.causes.unreads(unread);
+            return self.observe();
+        }
         if was_settled {
             self.sets(Some(&before));
             self.s.progress.agreed = Some(before);
         }
-        if self.drift(&plan, was_settled) {
+        if self.drift(&plan, was_settled) | self.leaks(&plan) {
             desired = self.s.desired();
             plan = plan::diff(&desired, &self.s.observed);
         }
@@ -165,6 +184,12 @@ impl Turn<'_> {
         if plan.steps.first().is_none_or(|p| p.phase >= Phase::Enter)
             && let Some(fault) = self.not_had()
         {
+            // While CPUs go and come it may be about to have them.
+            if !self.s.hotplug.is_calm() && self.s.progress.waits < MAX_WAITS {
+                self.s.progress.waits += 1;
+                self.out.push(Effect::Pause(WAIT_NS));
+                return self.observe();
+            }
             return self.finish(Err(AdmitError::Stuck(fault)));
         }
         if plan.steps.is_empty() {
@@ -258,7 +283,9 @@ impl Turn<'_> {
                     .filter(|a| same_cgroup(a, &self.s.observed, path) && a.cpuset(path).is_some())
                     .map(|a| text_of(a, path, *file)),
             };
-            if let Some(was) = was.filter(|was| *was != now) {
+            if let Some(was) =
+                was.filter(|was| *was != now && !self.by_hotplug(agreed.as_ref(), *file, was, &now))
+            {
                 let wanted = new.to_string();
                 files.entry(key).and_modify(|f| f[2].clone_from(&wanted)).or_insert([was, now, wanted]);
             }
@@ -284,6 +311,15 @@ impl Turn<'_> {
         frozen
     }
 
+    /// Whether the kernel changed a partition's state because CPUs went or came: the word is the same, only whether it is valid
+    /// differs. That is nobody's drift and no fight.
+    fn by_hotplug(&self, agreed: Option<&Observed>, file: CpusetFile, was: &str, now: &str) -> bool {
+        let word = |text: &str| text.split(' ').next().unwrap_or_default().to_owned();
+        let seen = agreed.is_some_and(|b| b.online != self.s.observed.online);
+        let unrest = seen || self.s.progress.rested || !self.s.hotplug.is_calm();
+        file == CpusetFile::Partition && unrest && word(was) == word(now)
+    }
+
     /// Tells what is new among the problems; returns the one that concerns the pending admission.
     pub(super) fn problems(&mut self, plan: &Plan) -> Option<Problem> {
         let mut found: BTreeSet<Problem> = plan.problems.iter().cloned().collect();
@@ -291,6 +327,7 @@ impl Turn<'_> {
         found.extend(self.s.assignments.sets().filter(|(_, s)| !s.is_disjoint(reserved)).map(
             |(owner, set)| Problem::Reserved { owner: owner.clone(), cpus: set.intersection(reserved) },
         ));
+        found.extend(self.degraded());
         let mine = match &self.s.pending {
             Some(Pending::Admission { owner, .. }) => {
                 let path = self.s.assignments.owners.get(owner).map(|a| a.cgroup.clone());
@@ -303,7 +340,13 @@ impl Turn<'_> {
                 self.report(FindingKind::Problem(problem));
             }
         }
+        let gone = self.s.problems.difference(&found).cloned().collect::<Vec<_>>();
         self.s.problems = found;
+        let at = self.now;
+        let open = self.s.findings.iter_mut().filter(|f| f.mended.is_none());
+        for f in open.filter(|f| matches!(&f.kind, FindingKind::Problem(p) if gone.contains(p))) {
+            f.mended = Some(at);
+        }
         mine
     }
 
@@ -384,6 +427,7 @@ impl Turn<'_> {
     }
 
     fn hold_off(&mut self, path: &CgroupPath, file: CpusetFile) {
+        self.s.mends.done(path, file);
         self.s.held_off.insert((path.clone(), file), self.now.mono_ns);
     }
 
@@ -405,11 +449,14 @@ impl Turn<'_> {
         match step {
             Step::Write { path, file: file @ CpusetFile::Partition, new, .. } => {
                 self.s.progress.known.insert((path.clone(), file), None);
-                if new != Value::Partition(PartitionKind::Member) {
+                if new == Value::Partition(PartitionKind::Member) {
+                    self.s.mends.done(&path, file);
+                } else {
                     *self.s.progress.written.entry(path).or_default() += 1;
                 }
             }
             Step::Write { path, file, new, .. } => {
+                self.s.mends.done(&path, file);
                 // What becomes of partitions with this list, and below it, is our doing.
                 let below = self.s.observed.cgroups.keys().filter(|p| p.is_within(&path));
                 let states = below.map(|p| ((p.clone(), CpusetFile::Partition), None));
@@ -547,8 +594,8 @@ fn concerns(problem: &Problem, owner: &Owner, path: Option<&CgroupPath>) -> bool
         | Problem::Kind { owner: o, .. }
         | Problem::ForeignPartition { owner: o, .. }
         | Problem::InsidePartition { owner: o, .. }
-        | Problem::Memory { owner: o, .. }
-        | Problem::Offline { owner: o, .. } => o == owner,
+        | Problem::Memory { owner: o, .. } => o == owner,
+        Problem::Degraded { owner: o, cpus, offline } => o == owner && cpus == offline,
         // It stands as it is, whoever asks.
         Problem::Reserved { .. } => false,
         Problem::PoolEmpty => true,

@@ -1,6 +1,6 @@
 //! What the operator should know.
 
-use super::{AdmitError, Writer};
+use super::{AdmitError, Mend, Writer, mend};
 use crate::{
     cgroup::{CgroupFile, CgroupPath, CpusetFile},
     containers::ContainerId,
@@ -123,6 +123,19 @@ pub enum FindingKind {
     },
     /// The machine has changed, and an owner's set with it.
     Refitted(Refit),
+    /// Every file is right, and the kernel lets others on an owner's CPUs, or its tasks off them.
+    Mending {
+        /// The owner.
+        owner: Owner,
+        /// What was seen.
+        seen: Vec<String>,
+        /// Its CPUs that were switched off or on before, or were to be.
+        switched: CpuSet,
+        /// What is done about it.
+        how: Mend,
+    },
+    /// The machine could not be read anew when other CPUs were online.
+    Machine(String),
     /// A container of which nobody knows whose it is.
     Unresolved {
         /// The container.
@@ -197,6 +210,8 @@ impl FindingKind {
             Self::Departed { .. } => "departure",
             Self::Gone { .. } => "gone",
             Self::Refitted(_) => "refitted",
+            Self::Mending { .. } => "mending",
+            Self::Machine(_) => "machine",
             Self::Unresolved { .. } => "unresolved-container",
             Self::FellBack { .. } => "fell-back",
             Self::PartitionRefused { .. } => "partition-refused",
@@ -296,6 +311,10 @@ impl fmt::Display for FindingKind {
             Self::Departed { owner, example } => write!(f, "{owner}: a task left its CPUs: {example}"),
             Self::Gone { owner, cpus, why } => write!(f, "{owner} is gone ({why}); CPUs {cpus} are free"),
             Self::Refitted(refit) => refit.fmt(f),
+            Self::Mending { owner, seen, switched, how } => mend::words(f, owner, seen, switched, *how),
+            Self::Machine(why) => {
+                write!(f, "other CPUs are online, and the machine could not be read anew: {why}")
+            }
             Self::Unresolved { id, path } => {
                 write!(f, "container {id} in {path}: its name could not be found out, so it is nobody's")
             }

@@ -18,6 +18,7 @@ use crate::{
     request::Request,
     stale::SourceReport,
     sweep::TaskSweep,
+    topology::CpuTopology,
     verdict::{Evidence, Verdict},
 };
 use std::{collections::BTreeSet, sync::Arc};
@@ -88,6 +89,19 @@ pub struct Interest {
     pub tasks: bool,
     /// Those to cpuset files of cgroups directly below, so that one is seen that was made a moment ago.
     pub children: bool,
+}
+
+/// What the kernel reported of CPUs that go and come.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HotplugReport {
+    /// Went offline, or were taken out.
+    pub went: CpuSet,
+    /// Came online, or were put in.
+    pub came: CpuSet,
+    /// Were told to; an offline that the kernel refused is reported by nothing else.
+    pub tried: CpuSet,
+    /// Reports were dropped: anything may have happened.
+    pub lost: bool,
 }
 
 /// What happens.
@@ -177,8 +191,12 @@ pub enum Event {
         /// How many were lost in the life of the agent.
         lost: u64,
     },
+    /// CPUs go and come, or were to.
+    Hotplug(HotplugReport),
     /// The agent has found something that it only has to tell.
     Found(FindingKind),
+    /// [`Effect::ReadMachine`] ended.
+    Machine(Result<Box<CpuTopology>, String>),
     /// [`Effect::Persist`] ended.
     Persisted(Result<(), String>),
     /// [`Effect::Observe`] ended.
@@ -201,6 +219,10 @@ pub enum Effect {
     Persist(Box<Checkpoint>),
     /// Read these cgroups.
     Observe(Scope),
+    /// Read the machine: other CPUs are online than before.
+    ReadMachine,
+    /// Do nothing for so many nanoseconds: what looks wrong may be on its way.
+    Pause(u64),
     /// Apply these steps of one phase.
     Apply(Vec<Planned>),
     /// Watch these owners.

@@ -31,6 +31,8 @@ mod causes;
 mod converge;
 mod fights;
 mod findings;
+mod hotplug;
+mod mend;
 mod messages;
 mod pods;
 mod requests;
@@ -39,7 +41,10 @@ mod step;
 mod writes;
 
 pub use findings::{Cause, Finding, FindingKind};
-pub use messages::{AdmitError, Answer, Effect, Event, ForeignWrite, Home, Interest, Sight, Ticket, Writer};
+pub use mend::Mend;
+pub use messages::{
+    AdmitError, Answer, Effect, Event, ForeignWrite, Home, HotplugReport, Interest, Sight, Ticket, Writer,
+};
 pub use pods::{PodAdmission, Sighting};
 pub use step::step;
 
@@ -51,6 +56,7 @@ use crate::{
     cpuset::CpuSet,
     explain::{Explanation, explain},
     ledger::{Departure, Watched},
+    nodeset::NodeSet,
     observed::Observed,
     owner::Owner,
     partition::{PartitionKind, PartitionState},
@@ -64,6 +70,8 @@ use crate::{
 };
 use causes::Causes;
 use fights::Fights;
+use hotplug::Hotplug;
+use mend::Mends;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     mem,
@@ -150,12 +158,16 @@ struct Runtime {
     faults: Vec<(SetFinding, Instant, Instant)>,
     /// Epochs that ended although the owner stayed: nothing judged them to their end.
     ended: Vec<Ended>,
-    /// Sweeps of its tasks that failed.
-    unread: Vec<(String, Instant)>,
+    /// What could not be seen, and when.
+    gaps: Vec<(String, Instant)>,
+    /// CPUs of its that went offline, and when it was heard.
+    away: Vec<(CpuSet, Instant)>,
     /// Whether a contradiction was reported.
     violated: bool,
     /// When a departure was last reported, `CLOCK_MONOTONIC`.
     departed_ns: Option<u64>,
+    /// A departure within the epoch was reported.
+    left: bool,
 }
 
 /// An epoch that ended before its owner did.
@@ -259,6 +271,18 @@ struct Progress {
     known: BTreeMap<(CgroupPath, CpusetFile), Option<String>>,
     /// Readings that were taken anew, because somebody wrote meanwhile.
     rereads: u32,
+    /// CPUs have come to rest: everybody is fitted to what is online.
+    rested: bool,
+    /// The machine was read anew.
+    machine_read: bool,
+    /// Faults that count when they are still there, and whether the slice itself looked wrong.
+    doubted: Option<(BTreeSet<SetFinding>, bool)>,
+    /// Owners that were given other CPUs: the kernel does not know yet.
+    moved: BTreeSet<Owner>,
+    /// Partitions that were ended to be made again.
+    rebuilt: BTreeSet<CgroupPath>,
+    /// How often a reading was waited for.
+    waits: u32,
     /// All is done but the record, which lags behind in what no step depends on.
     settling: bool,
 }
@@ -300,7 +324,7 @@ pub struct State {
     epoch: u64,
     /// The minor version of the record and its fields that only a newer truepin knows: they go back as they came.
     kept: (u32, Extra),
-    /// Of `topology`, when the agent started.
+    /// Of `topology`.
     fingerprint: String,
     generation: u64,
     runtime: BTreeMap<Owner, Runtime>,
@@ -329,6 +353,14 @@ pub struct State {
     /// Cgroups that could not be made or removed; likewise.
     blocked: BTreeMap<CgroupPath, u64>,
     problems: BTreeSet<Problem>,
+    /// Of the sets, at the last reading.
+    wrong: Vec<SetFinding>,
+    /// The slice, a partition for those below it, has not its CPUs or not for itself.
+    slice_leaks: bool,
+    /// Partitions are local, and cannot be had at present: see [`State::in_force`].
+    demoted: bool,
+    mends: Mends,
+    hotplug: Hotplug,
     watched: Vec<Watched>,
     watching: Vec<(CgroupPath, CgroupId)>,
     confined: CpuSet,
@@ -388,6 +420,7 @@ impl State {
         let fights = Fights::new(settings.repairs_per_minute);
         let sources = Sources::new(&settings.sources);
         let chooser = Chooser::new(settings.strategy, settings.scope, &topology);
+        let hotplug = Hotplug::new(&topology);
         Self {
             settings,
             topology,
@@ -426,6 +459,11 @@ impl State {
             held_off: BTreeMap::new(),
             blocked: BTreeMap::new(),
             problems: BTreeSet::new(),
+            wrong: Vec::new(),
+            slice_leaks: false,
+            demoted: false,
+            mends: Mends::default(),
+            hotplug,
             watched: Vec::new(),
             watching: Vec::new(),
             confined: CpuSet::new(),
@@ -451,6 +489,8 @@ impl State {
         let mut blocked: BTreeSet<CgroupPath> = self.blocked.keys().cloned().collect();
         let leaving = self.leaving.keys().filter_map(|o| self.assignments.owners.get(o));
         blocked.extend(leaving.map(|a| a.cgroup.clone()));
+        let members = self.demoted.then(|| self.as_members());
+        let table = members.as_ref().unwrap_or(&self.assignments);
         let mut desired = Desired {
             roles: self.settings.roles.clone(),
             first: self.first.clone(),
@@ -458,13 +498,32 @@ impl State {
             entering: self.entering.clone(),
             empty_refused: self.facts.empty_refused,
             teardown: self.teardown,
+            rebuild: self.mends.rebuild.clone(),
+            rewrite: self.mends.rewrite.clone(),
             blocked,
             local: !self.facts.exclusive,
-            ..Desired::of(&self.settings.slice, &self.assignments, &self.online)
+            ..Desired::of(&self.settings.slice, table, &self.online)
         };
         desired.pool = desired.pool.difference(&plan::foreign(&desired, &self.observed, None));
         desired.house_leftovers(&self.observed);
         desired
+    }
+
+    /// The table without partitions in the slice.
+    fn as_members(&self) -> Assignments {
+        let mut table = self.assignments.clone();
+        for a in table.owners.values_mut() {
+            a.mode = self.in_force(a);
+        }
+        table
+    }
+
+    /// How an owner's exclusivity is enforced at present: where partitions are local, and an owner in the slice has no CPU
+    /// that is online and none can be had for it there, by everybody's lists.
+    #[must_use]
+    pub fn in_force(&self, a: &Assignment) -> Mode {
+        let local = a.mode == Mode::Partition && a.cgroup.is_within(&self.settings.slice);
+        if self.demoted && local { Mode::Member } else { a.mode }
     }
 
     /// CPUs that could be handed out now: other managers' partitions are not among them.
@@ -506,12 +565,24 @@ impl State {
         self.problems.iter()
     }
 
+    /// Why an owner has fewer CPUs than are its own; none when it has all of them.
+    #[must_use]
+    pub fn degraded(&self, owner: &Owner) -> Option<&Problem> {
+        self.problems.iter().find(|p| matches!(p, Problem::Degraded { owner: o, .. } if o == owner))
+    }
+
+    /// The NUMA nodes of CPUs, offline ones included as far as they were seen online before.
+    #[must_use]
+    pub fn nodes_of(&self, cpus: &CpuSet) -> NodeSet {
+        cpus.iter().filter_map(|c| self.hotplug.places.get(&c).copied()).collect()
+    }
+
     /// Whether kernel and table agreed when last looked; if not, the next tick should look again.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let left_alone =
             !self.held_off.is_empty() || !self.blocked.is_empty() || self.fights.next_thaw().is_some();
-        self.settled && !left_alone && !self.is_unsaved()
+        self.settled && !left_alone && !self.is_unsaved() && self.hotplug.deadline().is_none()
     }
 
     /// Whether the record lags behind the table.
@@ -546,13 +617,23 @@ impl State {
         }
     }
 
-    /// When a file that is left alone may be looked at again, or a finding will have waited long enough for its writer,
+    /// When something is to be looked at again: a file that was left alone, CPUs that went and came, a finding that has
+    /// waited long enough for its writer;
     /// `CLOCK_MONOTONIC` nanoseconds.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
         let since = self.held_off.values().chain(self.blocked.values()).min();
         let again = since.map(|at| at.saturating_add(fights::MINUTE_NS));
-        [self.fights.next_thaw(), again, self.causes.next_deadline()].into_iter().flatten().min()
+        [self.fights.next_thaw(), again, self.causes.next_deadline(), self.hotplug.deadline()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Of [`State::next_deadline`], what comes of CPUs that went and came.
+    #[must_use]
+    pub fn hotplug_deadline(&self) -> Option<u64> {
+        self.hotplug.deadline()
     }
 
     /// The verdict on `owner` at `now`, since `from` or since its epoch began; for one that is gone, its last verdict.
@@ -572,16 +653,19 @@ impl State {
         let base = from.or(runtime.base.as_deref()).unwrap_or(&nothing);
         // Since the assignment: all of its epochs.
         let ended = || runtime.ended.iter().filter(|e| from.is_none_or(|f| e.at >= f.at));
-        let unread = runtime.unread.iter().filter(|(_, at)| *at >= base.at);
+        let gaps = runtime.gaps.iter().filter(|(_, at)| *at >= base.at).map(|(why, _)| why.clone());
+        let away = runtime.away.iter().filter(|(_, at)| *at >= base.at);
+        let away = away.fold(CpuSet::new(), |all, (cpus, _)| all.union(cpus));
+        let away = (!away.is_empty()).then(|| format!("CPUs {away} went offline within the interval"));
         let subject = Subject {
             owner: owner.clone(),
             cpus: a.cpus.clone(),
-            mode: a.mode,
+            mode: self.in_force(a),
             cgroup: runtime.id,
             sets_swept: self.facts.cpuset && self.observed.cpuset(&a.cgroup).is_some(),
             beside: Beside {
                 faults: ended().flat_map(|e| e.faults.iter().cloned()).collect(),
-                gaps: ended().map(|e| e.why.clone()).chain(unread.map(|(why, _)| why.clone())).collect(),
+                gaps: ended().map(|e| e.why.clone()).chain(away).chain(gaps).collect(),
             },
             // The kernel moves them off an isolated partition's CPUs, so none has business there.
             kthread_budget_ns_per_s: match a.kind() {
@@ -630,7 +714,7 @@ impl State {
         let one = |(owner, a): (&Owner, &Assignment)| {
             let state = self.observed.cpuset(&a.cgroup)?.partition.clone()?;
             let why = explain(&self.observed, &a.cgroup, &a.cpus)?;
-            (a.mode == Mode::Partition).then(|| (owner.clone(), state, why))
+            (self.in_force(a) == Mode::Partition).then(|| (owner.clone(), state, why))
         };
         self.assignments.owners.iter().filter_map(one).collect()
     }

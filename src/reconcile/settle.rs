@@ -9,7 +9,7 @@ use crate::{
     ledger::Watched,
     observed::Observed,
     owner::Owner,
-    sweep::{self, SetFault, SetFinding, TaskSweep},
+    sweep::{self, SetFault, SetFinding},
     verdict::{Evidence, Judgement},
 };
 use std::{mem, sync::Arc};
@@ -36,7 +36,7 @@ impl Turn<'_> {
         if !self.watch() {
             self.sets(None);
         }
-        if applied {
+        if mem::take(&mut self.s.hotplug.sweep) | applied {
             self.sweep_tasks();
         }
         self.finish(Ok(()));
@@ -56,16 +56,13 @@ impl Turn<'_> {
     /// Records the faults of the sets: those that have come since kernel and table agreed (`before`) and that a repair
     /// will end, or without that those that stayed.
     pub(super) fn sets(&mut self, before: Option<&Observed>) {
-        if !self.s.facts.cpuset {
-            return;
-        }
         let lasting = before.is_none();
         let admitting = self.admitting().filter(|_| !lasting);
-        for found in sweep::sets(&self.s.desired(), &self.s.observed) {
+        for found in self.s.wrong.clone() {
             if Some(&found.owner) == admitting.as_ref() {
                 continue;
             }
-            let mode = self.s.assignments.owners.get(&found.owner).map(|a| a.mode);
+            let mode = self.s.assignments.owners.get(&found.owner).map(|a| self.s.in_force(a));
             // In member mode a new cgroup is allowed everywhere until it is caught; whether it ran is the ledger's to
             // say. Only what stays is a fault of the sets.
             let passing =
@@ -210,8 +207,10 @@ impl Turn<'_> {
                 for runtime in self.s.runtime.values_mut().filter(|r| r.base.is_none() && r.id.0 != 0) {
                     runtime.base = Some(evidence.clone());
                     runtime.faults.clear();
-                    runtime.unread.clear();
+                    runtime.gaps.clear();
+                    runtime.away.clear();
                     runtime.violated = false;
+                    runtime.left = false;
                 }
             }
             Err(error) => {
@@ -222,20 +221,6 @@ impl Turn<'_> {
         }
         // What is wrong with the sets from the start is wrong within the new epochs too.
         self.sets(None);
-    }
-
-    pub(super) fn swept(&mut self, sweep: &TaskSweep) {
-        for (owner, why) in &sweep.unread {
-            let at = self.now;
-            if let Some(r) = self.s.runtime.get_mut(owner).filter(|r| r.unread.len() < KEPT) {
-                r.unread.push((format!("the masks of its tasks could not be read: {why}"), at));
-            }
-        }
-        let owners = self.s.assignments.owners.clone();
-        let triples = owners.iter().map(|(o, a)| (o, &a.cpus, a.mode));
-        for found in sweep::masks(triples, sweep) {
-            self.fault(found, None);
-        }
     }
 
     pub(super) fn collected(&mut self, result: Result<Arc<Evidence>, String>) {

@@ -1,8 +1,8 @@
 //! One event in, effects out.
 
 use super::{Cause, Effect, Event, Finding, FindingKind, Pending, Progress, State, Work, fights::MINUTE_NS};
-use crate::{plan, refit, verdict::Instant};
-use std::{collections::VecDeque, mem};
+use crate::verdict::Instant;
+use std::collections::VecDeque;
 
 /// Takes one event. The effects are to be carried out in order; results come back as events, before the next outside
 /// event is taken. Deterministic: equal states, events and times give equal effects.
@@ -29,6 +29,8 @@ pub fn step(state: &mut State, event: Event, now: Instant) -> Vec<Effect> {
         }
         Event::Disturbed { writes, departures } => t.disturbed(writes, departures),
         Event::Wrote { writes, sight, lost } => t.wrote(writes, sight, lost),
+        Event::Hotplug(report) => t.hotplugged(&report),
+        Event::Machine(result) => t.machine(result),
         Event::Persisted(result) => t.persisted(result),
         Event::Observed(Ok(observed)) => t.observed(observed),
         Event::Observed(Err(error)) => t.finish(Err(super::AdmitError::Kernel(error))),
@@ -59,28 +61,6 @@ impl Turn<'_> {
         self.s.finding_count
     }
 
-    /// What a record holds is fitted to the machine as it is now, once, when it was first read.
-    pub(super) fn fit(&mut self) {
-        if mem::replace(&mut self.s.fitted, true) {
-            return;
-        }
-        let foreign = plan::foreign(&self.s.desired(), &self.s.observed, None);
-        let mut generation = self.s.generation;
-        let next = || {
-            generation += 1;
-            generation
-        };
-        let s = &mut *self.s;
-        let done = refit::refit(&mut s.assignments, &s.topology, &s.online, &foreign, next);
-        self.s.generation = generation;
-        if let Some(fallback) = &mut self.s.fallback {
-            fallback.0.clone_from(&self.s.assignments);
-        }
-        for changed in done {
-            self.report(FindingKind::Refitted(changed));
-        }
-    }
-
     /// Begins a convergence from a fresh reading.
     pub(super) fn look(&mut self) {
         self.s.progress = Progress::default();
@@ -91,6 +71,7 @@ impl Turn<'_> {
         for (path, file) in self.s.fights.thaw(now) {
             self.report(FindingKind::FightOver { path, file });
         }
+        self.attend();
         self.converge();
     }
 

@@ -118,7 +118,8 @@ impl Owned {
             unread: Vec::new(),
         };
         let owners = self.sim.state.assignments.owners.iter();
-        found.extend(sweep::masks(owners.map(|(o, a)| (o, &a.cpus, a.mode)), &swept));
+        let owners = owners.map(|(o, a)| (o, &a.cpus, a.mode));
+        found.extend(sweep::masks(owners, kernel.online(), &swept));
         found.into_iter().map(|f| f.fault).collect()
     }
 

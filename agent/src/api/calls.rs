@@ -6,6 +6,7 @@ use super::documents::{
 };
 use crate::{
     engine::Engine,
+    hotplug::Hotplug,
     procfs,
     store::chain,
     sysfs,
@@ -368,14 +369,26 @@ fn owners(engine: &mut Engine, about: &About) -> Result<OwnersDoc, Box<ProblemDo
     let broken = state.broken_partitions();
     let one = |(owner, a): (&Owner, &Assignment)| {
         let verdict = state.verdict(owner, None, &now);
-        let document = OwnerDoc::new(owner, a, state.topology.nodes_of(&a.cpus), verdict.as_ref());
+        let document = OwnerDoc::new(owner, a, state.nodes_of(&a.cpus), verdict.as_ref());
         let broken = broken.iter().find(|(o, _, _)| o == owner);
         let broken = broken.map(|(_, s, e)| BrokenDoc { state: s.to_string(), explanation: e.into() });
         OwnerDoc { broken, ..document }
     };
     let mut owners: Vec<OwnerDoc> = state.assignments.owners.iter().map(one).collect();
     let promised = state.assignments.promised.iter();
-    owners.extend(promised.map(|(o, p)| OwnerDoc::promised(o, p, state.topology.nodes_of(&p.cpus))));
+    owners.extend(promised.map(|(o, p)| OwnerDoc::promised(o, p, state.nodes_of(&p.cpus))));
+    for o in &mut owners {
+        let held = state.assignments.owners.get(&o.owner);
+        let mode = held.map_or(o.mode, |a| state.in_force(a));
+        if mode != o.mode {
+            o.mode = mode;
+            o.warnings.push(
+                "no partition at present: an owner beside it has no CPU left, and would run on this one's"
+                    .into(),
+            );
+        }
+        o.degraded = state.degraded(&o.owner).map(ToString::to_string);
+    }
     owners.extend(about.unmet.iter().map(|u| OwnerDoc {
         schema: "truepin.owner/1".into(),
         owner: u.owner.clone(),
@@ -391,6 +404,7 @@ fn owners(engine: &mut Engine, about: &About) -> Result<OwnersDoc, Box<ProblemDo
         verdict_reason: Some(format!("declared, not assigned: {}", u.why)),
         broken: None,
         warnings: Vec::new(),
+        degraded: None,
     }));
     owners.sort_by(|a, b| a.owner.cmp(&b.owner));
     Ok(OwnersDoc { schema: "truepin.owners/1".into(), owners })
@@ -418,7 +432,7 @@ fn admit(engine: &mut Engine, about: &About, a: Admission) -> Outcome {
     let event = |ticket| Event::Admit { ticket, request, exactly: None, home, pid };
     match engine.ask(event) {
         Answer::Assigned(owner, assignment) => {
-            let nodes = engine.state.topology.nodes_of(&assignment.cpus);
+            let nodes = engine.state.nodes_of(&assignment.cpus);
             json(&OwnerDoc::new(&owner, &assignment, nodes, None))
         }
         Answer::Refused(error) => Err(refused(&error)),
@@ -481,7 +495,7 @@ fn status(engine: &Engine, about: &About) -> StatusDoc {
     let clock = procfs::clock_state(std::path::Path::new("/")).unwrap_or_default();
     let mut owners = BTreeMap::new();
     for a in table.owners.values() {
-        *owners.entry(a.mode.name().to_owned()).or_insert(0) += 1;
+        *owners.entry(state.in_force(a).name().to_owned()).or_insert(0) += 1;
     }
     let unmet = about.unmet.iter().map(|u| format!("{} is declared and not assigned: {}", u.owner, u.why));
     let broken = state.broken_partitions().into_iter().map(|(owner, at, why)| {
@@ -511,6 +525,7 @@ fn status(engine: &Engine, about: &About) -> StatusDoc {
             writers_means: means(&engine.writers),
             writers_refused: engine.writers.refused().to_vec(),
             writers_lost: engine.writers.lost(),
+            hotplug: engine.hotplug.as_ref().and_then(Hotplug::means).unwrap_or_default().into(),
             clock_stable: clock.is_stable(),
             clocksource: clock.source,
         },

@@ -95,6 +95,9 @@ pub struct OwnerDoc {
     /// What its user should know.
     #[serde(default)]
     pub warnings: Vec<String>,
+    /// Why it has fewer CPUs than are its own; none when it has all of them.
+    #[serde(default)]
+    pub degraded: Option<String>,
 }
 
 impl OwnerDoc {
@@ -116,6 +119,7 @@ impl OwnerDoc {
             verdict_reason: verdict.and_then(|v| v.reasons.first().cloned()),
             broken: None,
             warnings: a.warning().map(Into::into).into_iter().collect(),
+            degraded: None,
         }
     }
 
@@ -138,6 +142,7 @@ impl OwnerDoc {
             verdict_reason: Some(format!("{waits}; {}", p.reason)),
             broken: None,
             warnings: Vec::new(),
+            degraded: None,
         }
     }
 }
@@ -464,6 +469,9 @@ pub struct KernelDoc {
     /// Writes that it could not tell, since the start.
     #[serde(default)]
     pub writers_lost: u64,
+    /// What tells of CPUs that go and come (`uevent+inotify`, or one of them); empty: the tick only.
+    #[serde(default)]
+    pub hotplug: String,
     /// The clock source, and whether times of different CPUs may be compared.
     pub clocksource: String,
     /// As above.

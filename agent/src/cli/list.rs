@@ -42,7 +42,7 @@ pub(super) fn owners(owners: &[OwnerDoc]) -> String {
             Cell::from(&o.nodes),
             Cell::from(mode(o)),
             judgement(o.verdict),
-            Cell::from(o.verdict_reason.as_ref().unwrap_or(&o.reason)),
+            Cell::from(o.degraded.as_ref().or(o.verdict_reason.as_ref()).unwrap_or(&o.reason)),
         ]
     };
     table(&["OWNER", "CPUS", "NODES", "MODE", "VERDICT", "WHY"], &owners.iter().map(row).collect::<Vec<_>>())

@@ -74,7 +74,17 @@ fn text(s: &StatusDoc) -> String {
             },
         ),
         ("evidence", has(k.bpf, "eBPF ledger and departures", "none: verdicts are inconclusive")),
-        ("wake-ups", has(k.notify, "file changes at once (inotify)", "file changes at the tick only")),
+        (
+            "wake-ups",
+            format!(
+                "{}; {}",
+                has(k.notify, "file changes at once (inotify)", "file changes at the tick only"),
+                match k.hotplug.as_str() {
+                    "" => "hotplug at the tick only".to_owned(),
+                    means => format!("hotplug at once ({means})"),
+                }
+            ),
+        ),
         ("writers", writers(k)),
         (
             "clock",

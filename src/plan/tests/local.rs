@@ -156,11 +156,14 @@ fn one_that_is_lost_begins_anew_with_what_it_stands_on() {
     // The state reads well and the sets do not.
     let mut observed = settled();
     files(&mut observed, "").effective = cpus("0-3,7");
-    plans(&[X, Y, M], &observed, &all);
+    let d = desired(&[X, Y, M], &observed);
+    assert!(crate::plan::slice_leaks(&d, &observed));
+    super::plans(&Desired { rebuild: [p("t")].into(), ..d }, &observed, &all);
     let mut observed = settled();
     files(&mut observed, "t").effective = cpus("3,6");
-    plans(
-        &[X, Y, M],
+    let d = desired(&[X, Y, M], &observed);
+    super::plans(
+        &Desired { rebuild: [p("t/x")].into(), ..d },
         &observed,
         &[
             "shrink-exclusive: echo member > /t/x/cpus.partition",
@@ -254,7 +257,15 @@ fn processes_that_no_owner_has_get_cpus_inside() {
     let d = desired(&[X, Y], &observed);
     assert_eq!(d.leftovers, [(p("t/y"), cpus("1"))].into());
     let plan = diff(&d, &observed);
-    assert_eq!(lines(&plan), ["shrink-pool: echo 0,7 > /a/cpus", "grow-exclusive: echo 1-5 > /t/cpus"]);
+    assert_eq!(
+        lines(&plan),
+        [
+            "shrink-pool: echo 0,7 > /a/cpus",
+            "grow-exclusive: echo 1-6 > /t/cpus",
+            "grow-exclusive: echo 1,4-5 > /t/y/cpus",
+            "set-partition: echo member > /t/y/cpus.partition",
+        ]
+    );
     // Nothing is left to give: said.
     let observed = host(&["t", "t/x", "t/f"]);
     let d = desired(&[("t/x", "1-7", Mode::Partition, true)], &observed);

@@ -233,6 +233,9 @@ impl Seen {
 
     fn settled(&self, p: &Promise, files: &Files, found: &mut BTreeSet<String>) {
         let mine = p.cpus.intersection(&self.online);
+        if mine.is_empty() {
+            return; // nothing of it can be anybody's, and it runs in the shared pool until a CPU returns
+        }
         if p.kept == Kept::Partition && !files.is_partition() {
             found.insert(format!("I1: the partition of {} reads {:?}", p.owner, files.partition));
         }

@@ -10,6 +10,7 @@
 mod disk;
 mod eyes;
 pub mod history;
+mod machine;
 pub mod played;
 mod probe;
 
@@ -29,8 +30,8 @@ use truepin::{
     observed::{Kernel, Observed, Scope, Step},
     plan::{self, Plan, Planned},
     reconcile::{
-        Answer, Effect, Event, Finding, ForeignWrite, Home, KernelFacts, Settings, State, Ticket,
-        step as reconcile_step,
+        Answer, Effect, Event, Finding, ForeignWrite, Home, HotplugReport, KernelFacts, Settings, State,
+        Ticket, step as reconcile_step,
     },
     request::{AlignmentPolicy, Isolation, Request},
     sweep::{self, SetFinding, TaskMask, TaskSweep},
@@ -115,6 +116,9 @@ const ENDLESS: usize = 2_000;
 /// An echo finds nothing to do; a few may, when somebody else writes as well.
 const ECHOES: usize = 8;
 
+/// A storm of hotplug is answered, everything looked at again, and what that finds mended and looked at.
+const TIMERS: usize = 32;
+
 fn echo(step: &Step) -> Option<ForeignWrite> {
     let Step::Write { path, file, .. } = step else { return None };
     Some(ForeignWrite { path: path.clone(), file: Some((*file).into()), writer: None })
@@ -184,9 +188,15 @@ impl Sim {
         self.now.wall_ns += ns;
     }
 
-    /// An outside event, and everything that follows from it: also the notifications of truepin's own writes, which
-    /// come back from the kernel like everybody's.
+    /// An outside event, and everything that follows from it: the notifications of truepin's own writes, which come back
+    /// from the kernel like everybody's, and what is looked at a little later.
     pub fn happens(&mut self, event: Event) -> Result<(), Crashed> {
+        self.at_once(event)?;
+        self.rest()
+    }
+
+    /// An outside event, and what follows from it at once.
+    pub fn at_once(&mut self, event: Event) -> Result<(), Crashed> {
         let mut from = self.eyes.steps.len();
         self.drive(event)?;
         for _ in 0..ECHOES {
@@ -200,6 +210,35 @@ impl Sim {
         }
         self.faults.push(format!("truepin answered to its own writes more than {ECHOES} times"));
         Ok(())
+    }
+
+    /// Time passes until nothing is to be looked at any more on account of CPUs that went and came.
+    pub fn rest(&mut self) -> Result<(), Crashed> {
+        for _ in 0..TIMERS {
+            let Some(at) = self.state.hotplug_deadline() else { return Ok(()) };
+            self.wait(at.saturating_sub(self.now.mono_ns));
+            self.at_once(Event::Disturbed { writes: Vec::new(), departures: Vec::new() })?;
+        }
+        self.faults.push(format!("truepin looked again more than {TIMERS} times"));
+        Ok(())
+    }
+
+    /// CPUs are switched off and on, and each attempt is reported as the kernel reports it. The refused ones.
+    pub fn switch(&mut self, changes: &[(CpuId, bool)]) -> Result<CpuSet, Crashed> {
+        let mut refused = CpuSet::new();
+        for (cpu, online) in changes {
+            let mut report = HotplugReport { tried: CpuSet::single(*cpu), ..HotplugReport::default() };
+            let was = self.eyes.kernel().online().contains(*cpu);
+            match self.eyes.others(|k| k.set_online(*cpu, *online)) {
+                Ok(()) if was == *online => {}
+                Ok(()) if *online => drop(report.came.insert(*cpu)),
+                Ok(()) => drop(report.went.insert(*cpu)),
+                Err(_) => drop(refused.insert(*cpu)),
+            }
+            self.eyes.note(|| format!("CPU {cpu} online={online}: {report:?}"));
+            self.at_once(Event::Hotplug(report))?;
+        }
+        Ok(refused)
     }
 
     fn drive(&mut self, event: Event) -> Result<(), Crashed> {
@@ -238,6 +277,13 @@ impl Sim {
                 Saved::Dead => return Err(Crashed),
             },
             Effect::Observe(scope) => Some(Event::Observed(self.eyes.observe(&scope))),
+            Effect::ReadMachine => {
+                Some(Event::Machine(machine::now(&self.setup.topology, self.eyes.kernel().online())))
+            }
+            Effect::Pause(ns) => {
+                self.wait(ns);
+                None
+            }
             Effect::Apply(steps) => {
                 self.intent_is_durable(&steps);
                 let tried = execute(&mut self.eyes, steps);

@@ -7,6 +7,7 @@ pub mod answers;
 pub mod churn;
 pub mod demo;
 pub mod enforce;
+pub mod hotplug;
 pub mod kernel;
 pub mod life;
 pub mod lockstep;
@@ -25,6 +26,7 @@ pub const ALL: &[&Suite] = &[
     &writers::SUITE,
     &odd::SUITE,
     &churn::SUITE,
+    &hotplug::SUITE,
     &demo::SUITE,
     &lockstep::SUITE,
     &powercut::SUITE,

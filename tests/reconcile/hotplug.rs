@@ -1,0 +1,491 @@
+//! CPUs that go and come while truepin runs.
+
+use crate::world::{
+    MINUTE, SECOND, assigned, cpus, effective, existing, findings, kinds, log, logged, owner, p, refused,
+    run, settled, sound, text,
+};
+use truepin::{
+    CgroupPath, CpuId, CpuSet, CpusetFile,
+    assignments::Mode,
+    observed::{Step, Value},
+    partition::PartitionKind,
+    plan::Problem,
+    reconcile::{AdmitError, Event, FindingKind, HotplugReport, Mend},
+    request::Isolation,
+    verdict::{Evidence, Judgement},
+};
+use truepin_tests::{
+    fake::{Activity, Behaviour, FakeKernel, TaskTraits},
+    sim::{Setup, Sim},
+};
+
+const KERNELS: [fn() -> Behaviour; 4] =
+    [Behaviour::local_only, Behaviour::strict, Behaviour::amended, Behaviour::lax];
+
+/// With whatever partitions this kernel has.
+fn host(behaviour: Behaviour) -> (Setup, FakeKernel) {
+    let (mut setup, kernel) = crate::world::host(behaviour);
+    setup.facts.partition = true;
+    (setup, kernel)
+}
+
+fn on(cpu: u32) -> (CpuId, bool) {
+    (CpuId(cpu), true)
+}
+
+fn off(cpu: u32) -> (CpuId, bool) {
+    (CpuId(cpu), false)
+}
+
+fn held(sim: &Sim, name: &str) -> String {
+    sim.state.assignments.cpus_of(&owner(name)).unwrap().to_string()
+}
+
+fn saves(sim: &Sim) -> u64 {
+    sim.disk.saves()
+}
+
+/// Of the interval since `from`, or since the assignment.
+fn judged(sim: &mut Sim, name: &str, from: Option<&Evidence>) -> (Judgement, Vec<String>) {
+    let now = sim.evidence().unwrap();
+    let v = sim.state.verdict(&owner(name), from, &now).unwrap();
+    (v.judgement, v.reasons)
+}
+
+fn is_held(sim: &mut Sim, name: &str) {
+    let from = sim.evidence().unwrap();
+    sim.wait(10 * SECOND);
+    sim.tick().unwrap();
+    let (judgement, reasons) = judged(sim, name, Some(&from));
+    assert_eq!(judgement, Judgement::Held, "{name}: {reasons:?}\n{}", log(sim));
+}
+
+/// A process that the owner of this cgroup has running: one that sleeps is not pushed away from its CPU.
+fn busy(sim: &mut Sim, path: &str) -> u32 {
+    let runs = TaskTraits { activity: Activity::Runs, ..TaskTraits::default() };
+    sim.eyes.others(|k| k.spawn(&p(path), 1, runs).unwrap())
+}
+
+fn degraded(sim: &Sim) -> Vec<String> {
+    let told = |p: &Problem| match p {
+        Problem::Degraded { owner, cpus, offline } => Some(format!("{owner} {cpus} {offline}")),
+        _ => None,
+    };
+    sim.state.problems().filter_map(told).collect()
+}
+
+const BOTH: [Isolation; 2] = [Isolation::Partition, Isolation::Member];
+
+#[test]
+fn a_lost_cpu_is_replaced_near_what_is_left_and_nobody_is_moved_back() {
+    for behaviour in KERNELS.map(|k| k()) {
+        for isolation in BOTH {
+            let mut sim = logged(host(behaviour));
+            assigned(&mut sim, &run("a", "4-5", isolation));
+            assigned(&mut sim, &run("b", "2", isolation));
+            let task = busy(&mut sim, "truepin.slice/run-a");
+            sim.wait(10 * SECOND);
+            let from = sim.evidence().unwrap();
+            sim.switch(&[off(5)]).unwrap();
+            assert_eq!(held(&sim, "run/a"), "4-5", "not before CPUs have come to rest");
+            sim.rest().unwrap();
+            settled(&mut sim);
+            assert_eq!((held(&sim, "run/a"), held(&sim, "run/b")), ("4,6".into(), "2".into()));
+            assert_eq!(sim.disk.record().unwrap().assignments.owners[&owner("run/a")].cpus, cpus("4,6"));
+            assert_eq!(effective(&sim, "truepin.slice/run-a"), cpus("4,6"));
+            assert_eq!(sim.eyes.kernel().mask(task), Some(&cpus("4,6")));
+            let (judgement, reasons) = judged(&mut sim, "run/a", Some(&from));
+            assert_eq!(judgement, Judgement::Inconclusive, "{reasons:?}");
+            assert!(reasons.iter().any(|r| r.contains("given CPUs 4,6 instead of 4-5")), "{reasons:?}");
+            assert_eq!(judged(&mut sim, "run/b", Some(&from)).0, Judgement::Held);
+            is_held(&mut sim, "run/a");
+            let saved = saves(&sim);
+            sim.switch(&[on(5)]).unwrap();
+            sim.rest().unwrap();
+            settled(&mut sim);
+            assert_eq!(held(&sim, "run/a"), "4,6");
+            assert!(sim.state.free().contains(CpuId(5)));
+            // The record says on what machine it was written.
+            assert_eq!(saves(&sim), saved + 1);
+            assert_eq!(degraded(&sim), [""; 0]);
+            assert_eq!(kinds(&sim).into_iter().collect::<Vec<_>>(), ["refitted"], "{}", log(&sim));
+        }
+    }
+}
+
+#[test]
+fn what_is_back_before_all_is_quiet_moves_nobody_and_is_not_forgotten() {
+    for behaviour in KERNELS.map(|k| k()) {
+        for isolation in BOTH {
+            let mut sim = logged(host(behaviour));
+            assigned(&mut sim, &run("a", "4-5", isolation));
+            assigned(&mut sim, &run("b", "2-3", isolation));
+            sim.wait(10 * SECOND);
+            let (from, steps, saved) = (sim.evidence().unwrap(), sim.eyes.steps.len(), saves(&sim));
+            for _ in 0..8 {
+                sim.switch(&[off(5)]).unwrap();
+                sim.wait(60_000_000);
+                sim.switch(&[on(5)]).unwrap();
+                sim.wait(60_000_000);
+            }
+            sim.rest().unwrap();
+            settled(&mut sim);
+            assert_eq!(
+                (held(&sim, "run/a"), steps, saved),
+                ("4-5".into(), sim.eyes.steps.len(), saves(&sim))
+            );
+            // Two samples show nothing of it.
+            let (judgement, reasons) = judged(&mut sim, "run/a", Some(&from));
+            assert_eq!(judgement, Judgement::Inconclusive);
+            assert_eq!(reasons, ["CPUs 5 went offline within the interval"]);
+            assert_eq!(judged(&mut sim, "run/a", None).0, Judgement::Inconclusive);
+            assert_eq!(judged(&mut sim, "run/b", Some(&from)).0, Judgement::Held);
+            is_held(&mut sim, "run/a");
+        }
+    }
+}
+
+#[test]
+fn a_storm_is_answered_once_a_second_and_who_has_nothing_left_at_once() {
+    let mut sim = logged(host(Behaviour::lax()));
+    assigned(&mut sim, &run("a", "4-5", Isolation::Partition));
+    assigned(&mut sim, &run("b", "2", Isolation::Partition));
+    let looks = |sim: &Sim| sim.eyes.log.iter().flatten().filter(|l| l.contains("instead of")).count();
+    // CPU 7 goes and comes every 50 ms, and 5 is away.
+    sim.switch(&[off(5)]).unwrap();
+    for n in 0..19 {
+        sim.wait(50_000_000);
+        sim.switch(&[if n % 2 == 0 { off(7) } else { on(7) }]).unwrap();
+        let due = sim.state.next_deadline().unwrap();
+        assert!(due > sim.now.mono_ns, "{n}");
+    }
+    assert_eq!(looks(&sim), 0);
+    let due = sim.state.next_deadline().unwrap();
+    assert!(due <= sim.now.mono_ns + 50_000_000, "a second after the first report");
+    // The only CPU of an owner.
+    sim.switch(&[off(2)]).unwrap();
+    assert_eq!((held(&sim, "run/b"), held(&sim, "run/a")), ("3".into(), "4-5".into()));
+    assert_eq!(sim.eyes.set(&p("truepin.slice/run-b"), "cpuset.cpus.effective"), Some(cpus("3")));
+    sim.rest().unwrap();
+    settled(&mut sim);
+    assert_eq!(held(&sim, "run/a"), "4,6");
+}
+
+#[test]
+fn without_reports_the_next_look_finds_it() {
+    for behaviour in KERNELS.map(|k| k()) {
+        let mut sim = logged(host(behaviour));
+        assigned(&mut sim, &run("a", "4-5", Isolation::Member));
+        let from = sim.evidence().unwrap();
+        sim.eyes.others(|k| k.set_online(CpuId(5), false).unwrap());
+        sim.tick().unwrap();
+        settled(&mut sim);
+        assert_eq!(held(&sim, "run/a"), "4,6");
+        assert_eq!(judged(&mut sim, "run/a", Some(&from)).0, Judgement::Inconclusive);
+    }
+}
+
+#[test]
+fn what_cannot_be_replaced_stays_its_owners_and_serves_it_again() {
+    for behaviour in KERNELS.map(|k| k()) {
+        for isolation in BOTH {
+            let mut sim = logged(host(behaviour));
+            assigned(&mut sim, &run("a", "2-4", isolation));
+            assigned(&mut sim, &run("b", "5-7", isolation));
+            let generation = sim.state.assignments.owners[&owner("run/b")].generation;
+            sim.switch(&[off(6), off(7)]).unwrap();
+            sim.rest().unwrap();
+            settled(&mut sim);
+            assert_eq!(degraded(&sim), ["run/b 5-7 6-7"]);
+            let why = sim.state.degraded(&owner("run/b")).unwrap().to_string();
+            assert!(why.starts_with("run/b is degraded: CPUs 6-7 of its 5-7 are offline"), "{why}");
+            assert_eq!(effective(&sim, "truepin.slice/run-b"), cpus("5"));
+            let told = sim.reports.iter().find(|f| matches!(f.kind, FindingKind::Problem(_))).unwrap().id;
+            let mended = |sim: &Sim| sim.state.findings().find(|f| f.id == told).unwrap().mended.is_some();
+            assert!(!mended(&sim));
+            // They are nobody else's when they come back, whoever asks first.
+            let error = refused(&mut sim, &run("c", "6", Isolation::Auto));
+            assert!(matches!(error, AdmitError::Reserve(_)), "{error}");
+            sim.switch(&[on(6), on(7)]).unwrap();
+            let error = refused(&mut sim, &run("c", "6", Isolation::Auto));
+            assert!(matches!(error, AdmitError::Reserve(_)), "{error}");
+            sim.rest().unwrap();
+            settled(&mut sim);
+            assert_eq!(effective(&sim, "truepin.slice/run-b"), cpus("5-7"));
+            assert_eq!(sim.state.assignments.owners[&owner("run/b")].generation, generation, "no move");
+            assert!(degraded(&sim).is_empty() && mended(&sim) && !kinds(&sim).contains("refitted"));
+            is_held(&mut sim, "run/b");
+            // Somebody else gives up first.
+            sim.switch(&[off(6), off(7)]).unwrap();
+            sim.rest().unwrap();
+            assert_eq!(degraded(&sim), ["run/b 5-7 6-7"]);
+            sim.release(Some(&owner("run/a"))).unwrap();
+            settled(&mut sim);
+            assert_eq!((held(&sim, "run/b"), degraded(&sim)), ("2-3,5".into(), vec![]));
+            sim.switch(&[on(6), on(7)]).unwrap();
+            sim.rest().unwrap();
+            settled(&mut sim);
+            assert_eq!(held(&sim, "run/b"), "2-3,5");
+        }
+    }
+}
+
+#[test]
+fn who_has_no_cpu_left_runs_in_the_pool_and_nowhere_else() {
+    for behaviour in KERNELS.map(|k| k()) {
+        for isolation in BOTH {
+            // Without its domain's last CPU a partition cannot be on 6.12, so there it is left out.
+            if behaviour.keeps_last_cpu && isolation == Isolation::Partition {
+                continue;
+            }
+            let mut sim = logged(host(behaviour));
+            assigned(&mut sim, &run("a", "2-4", Isolation::Member));
+            assigned(&mut sim, &run("b", "5-7", isolation));
+            let task = busy(&mut sim, "truepin.slice/run-b");
+            sim.switch(&[off(5), off(6), off(7)]).unwrap();
+            sim.rest().unwrap();
+            sound(&mut sim);
+            assert_eq!(degraded(&sim), ["run/b 5-7 5-7"]);
+            assert_eq!(text(&sim, "truepin.slice/run-b", CpusetFile::Partition), "member");
+            assert_eq!(
+                sim.eyes.kernel().mask(task),
+                Some(&cpus("0-1")),
+                "and not on the member's\n{}",
+                log(&sim)
+            );
+            assert_eq!(sim.plan().steps, []);
+            sim.switch(&[on(6)]).unwrap();
+            sim.rest().unwrap();
+            settled(&mut sim);
+            assert_eq!(sim.eyes.kernel().mask(task), Some(&cpus("6")));
+            sim.switch(&[on(7), on(5)]).unwrap();
+            sim.rest().unwrap();
+            settled(&mut sim);
+            assert_eq!(
+                (held(&sim, "run/b"), sim.eyes.kernel().mask(task)),
+                ("5-7".into(), Some(&cpus("5-7")))
+            );
+            assert!(degraded(&sim).is_empty());
+            let (judgement, reasons) = judged(&mut sim, "run/b", None);
+            assert_ne!(judgement, Judgement::Held, "{reasons:?}");
+            is_held(&mut sim, "run/b");
+            is_held(&mut sim, "run/a");
+        }
+    }
+}
+
+#[test]
+fn reserved_cpus_stay_reserved() {
+    for behaviour in KERNELS.map(|k| k()) {
+        let mut sim = logged(host(behaviour));
+        assigned(&mut sim, &run("a", "2-7", Isolation::Auto));
+        sim.switch(&[off(1)]).unwrap();
+        sim.rest().unwrap();
+        settled(&mut sim);
+        assert_eq!(sim.state.assignments.reserved, cpus("0-1"));
+        sim.switch(&[on(1)]).unwrap();
+        sim.rest().unwrap();
+        settled(&mut sim);
+        assert_eq!((sim.state.free(), held(&sim, "run/a")), (CpuSet::new(), "2-7".into()));
+        // Nothing is left for everybody else: said, with what to do, and the owner keeps what it has.
+        let refused = sim.switch(&[off(0), off(1)]).unwrap();
+        sim.rest().unwrap();
+        sound(&mut sim);
+        if behaviour.keeps_last_cpu {
+            assert_eq!((refused, sim.state.problems().count()), (cpus("1"), 0), "the last of its domain");
+            continue;
+        }
+        assert_eq!(refused, CpuSet::new());
+        let problems: Vec<String> = sim.state.problems().map(ToString::to_string).collect();
+        assert!(
+            problems.iter().any(|p| p.contains("bring a CPU online that no owner holds")),
+            "{problems:?}"
+        );
+        assert!(!kinds(&sim).contains("plan-broken"), "{}", log(&sim));
+        sim.switch(&[on(1), on(0)]).unwrap();
+        sim.rest().unwrap();
+        settled(&mut sim);
+        assert_eq!((held(&sim, "run/a"), sim.state.problems().count()), ("2-7".into(), 0));
+        is_held(&mut sim, "run/a");
+    }
+}
+
+#[test]
+fn a_cpu_that_was_away_at_the_start_is_handed_out_when_it_comes() {
+    let (setup, mut kernel) = host(Behaviour::lax());
+    for cpu in [6, 7] {
+        kernel.set_online(CpuId(cpu), false).unwrap();
+    }
+    let mut sim = logged((setup, kernel));
+    sim.restart().unwrap();
+    assigned(&mut sim, &run("a", "2-5", Isolation::Auto));
+    let error = refused(&mut sim, &run("b", "6-7", Isolation::Auto));
+    assert!(
+        matches!(error, AdmitError::Stuck(_) | AdmitError::Problem(_) | AdmitError::Reserve(_)),
+        "{error}"
+    );
+    sim.switch(&[on(6), on(7)]).unwrap();
+    sim.rest().unwrap();
+    settled(&mut sim);
+    assert_eq!((sim.state.free(), sim.state.topology.online()), (cpus("6-7"), &cpus("0-7")));
+    let mut wish = run("b", "6-7", Isolation::Auto);
+    wish.exactly = None;
+    assigned(&mut sim, &wish);
+    assert_eq!(
+        (held(&sim, "run/b"), sim.state.nodes_of(&cpus("6-7")).to_string()),
+        ("6-7".into(), "1".into())
+    );
+}
+
+#[test]
+fn lost_reports_may_have_been_of_anybody() {
+    let mut sim = logged(host(Behaviour::lax()));
+    assigned(&mut sim, &run("a", "4-5", Isolation::Auto));
+    sim.wait(SECOND);
+    let from = sim.evidence().unwrap();
+    sim.happens(Event::Hotplug(HotplugReport { lost: true, ..HotplugReport::default() })).unwrap();
+    settled(&mut sim);
+    let (judgement, reasons) = judged(&mut sim, "run/a", Some(&from));
+    assert_eq!(judgement, Judgement::Inconclusive);
+    assert!(reasons[0].contains("reports of CPU hotplug were lost"), "{reasons:?}");
+    is_held(&mut sim, "run/a");
+}
+
+#[test]
+fn audited_owners_are_told_of_and_nothing_is_written() {
+    let (mut setup, kernel) = host(Behaviour::lax());
+    setup.settings.audit = true;
+    let mut sim = logged((setup, kernel));
+    sim.eyes.others(|k| k.write_file(&p("user.slice"), "cpuset.cpus", "4-5").unwrap());
+    sim.admit(&existing("user.slice", "4-5", Isolation::Auto)).unwrap();
+    let name = "cgroup/user.slice";
+    is_held(&mut sim, name);
+    let from = sim.evidence().unwrap();
+    for changes in [&[off(5)][..], &[off(4)], &[on(4), on(5)]] {
+        sim.switch(changes).unwrap();
+        sim.rest().unwrap();
+        let (judgement, reasons) = judged(&mut sim, name, Some(&from));
+        assert_eq!(judgement, Judgement::Inconclusive, "{changes:?}: {reasons:?}");
+    }
+    assert!(sim.eyes.steps.is_empty() && saves(&sim) == 0 && held(&sim, name) == "4-5");
+    is_held(&mut sim, name);
+}
+
+fn mendings(sim: &Sim) -> Vec<(String, Vec<String>, String, Mend)> {
+    findings(sim, |k| match k {
+        FindingKind::Mending { owner, seen, switched, how } => {
+            Some((owner.to_string(), seen.clone(), switched.to_string(), *how))
+        }
+        _ => None,
+    })
+}
+
+fn all_mended(sim: &Sim) -> bool {
+    let of: Vec<_> = sim.state.findings().filter(|f| matches!(f.kind, FindingKind::Mending { .. })).collect();
+    !of.is_empty() && of.iter().all(|f| f.mended.is_some())
+}
+
+fn ended(sim: &Sim, path: &CgroupPath) -> usize {
+    let member = |s: &&Step| matches!(s, Step::Write { path: p, new: Value::Partition(PartitionKind::Member), .. } if p == path);
+    sim.eyes.steps.iter().filter(member).count()
+}
+
+/// 7.3: all CPUs of a local partition leave and return, and the kernel books only the first of them as taken.
+#[test]
+fn a_partition_that_leaks_is_ended_and_made_again() {
+    let mut sim = logged(host(Behaviour::lax()));
+    assigned(&mut sim, &existing("user.slice", "4-5", Isolation::Partition));
+    sim.wait(10 * SECOND);
+    assert_eq!(judged(&mut sim, "cgroup/user.slice", None).0, Judgement::Held);
+    // Nobody looks meanwhile.
+    let path = p("user.slice");
+    let before = ended(&sim, &path);
+    sim.eyes.others(|k| {
+        for (cpu, online) in [(4, false), (5, false), (4, true), (5, true)] {
+            k.set_online(CpuId(cpu), online).unwrap();
+        }
+    });
+    assert_eq!(text(&sim, "user.slice", CpusetFile::Partition), "root");
+    let leaked = sim.eyes.set(&CgroupPath::root(), "cpuset.cpus.effective").unwrap();
+    assert!(leaked.contains(CpuId(5)), "the defect is not there: {leaked}");
+    sim.tick().unwrap();
+    settled(&mut sim);
+    assert_eq!(sim.eyes.set(&CgroupPath::root(), "cpuset.cpus.effective"), Some(cpus("0-3,6-7")));
+    let mendings = mendings(&sim);
+    let [(owner, seen, _, Mend::Rebuild)] = &mendings[..] else { panic!("{mendings:?}\n{}", log(&sim)) };
+    assert!(
+        owner == "cgroup/user.slice" && seen.contains(&"cgroup / was allowed on CPUs 5".into()),
+        "{seen:?}"
+    );
+    assert!(all_mended(&sim), "{}", log(&sim));
+    assert_eq!(ended(&sim, &path), before + 1);
+    // Others were allowed there: that is no gap.
+    assert_eq!(judged(&mut sim, "cgroup/user.slice", None).0, Judgement::Violated);
+    is_held(&mut sim, "cgroup/user.slice");
+}
+
+/// Up to 6.12: what the kernel refuses to take offline it has half taken offline before.
+#[test]
+fn a_task_that_a_refused_offline_let_out_is_called_back() {
+    for behaviour in [Behaviour::strict(), Behaviour::amended()] {
+        for (home, how) in [("truepin.slice/run-a", Mend::Rewrite), ("user.slice", Mend::Rebuild)] {
+            let mut sim = logged(host(behaviour));
+            let (name, wish) = if home == "user.slice" {
+                ("cgroup/user.slice", existing(home, "4-5", Isolation::Partition))
+            } else {
+                ("run/a", run("a", "4-5", Isolation::Partition))
+            };
+            assigned(&mut sim, &wish);
+            // Nothing is free in place of what goes.
+            assigned(&mut sim, &run("b", "2-3,6-7", Isolation::Partition));
+            let task = busy(&mut sim, home);
+            sim.switch(&[off(4)]).unwrap();
+            sim.rest().unwrap();
+            settled(&mut sim);
+            let before = ended(&sim, &p(home));
+            let refused = sim.switch(&[off(5)]).unwrap();
+            assert_eq!(refused, cpus("5"));
+            assert_eq!(sim.eyes.kernel().mask(task), Some(&cpus("0-7")), "the defect is not there");
+            assert_eq!(text(&sim, home, CpusetFile::Partition), "root");
+            sim.rest().unwrap();
+            settled(&mut sim);
+            assert_eq!(sim.eyes.kernel().mask(task), Some(&cpus("5")), "{}", log(&sim));
+            let told = mendings(&sim);
+            let [(owner, seen, switched, done)] = &told[..] else { panic!("{told:?}\n{}", log(&sim)) };
+            assert_eq!((owner.as_str(), switched.as_str(), *done), (name, "5", how));
+            assert!(seen[0].contains("was allowed on CPUs 0-7"), "{seen:?}");
+            assert!(all_mended(&sim), "{}", log(&sim));
+            // Where the list can be written, nobody else is let in on the way.
+            assert_eq!(ended(&sim, &p(home)) - before, usize::from(how == Mend::Rebuild));
+            assert_eq!(judged(&mut sim, name, None).0, Judgement::Violated);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_mended_is_not_tried_for_ever() {
+    let mut sim = logged(host(Behaviour::strict()));
+    assigned(&mut sim, &run("a", "4-5", Isolation::Partition));
+    assigned(&mut sim, &run("b", "2-3,6-7", Isolation::Partition));
+    let task = busy(&mut sim, "truepin.slice/run-a");
+    sim.switch(&[off(4)]).unwrap();
+    sim.rest().unwrap();
+    let (mut tried, mut stuck) = (0, 0);
+    for _ in 0..10 {
+        // Nothing reports it.
+        let refused = sim.eyes.others(|k| k.set_online(CpuId(5), false));
+        assert!(refused.is_err(), "{}", log(&sim));
+        assert_eq!(sim.eyes.kernel().mask(task), Some(&cpus("0-7")), "{}", log(&sim));
+        sim.ask(|ticket| Event::Inspect { ticket }).unwrap();
+        sim.rest().unwrap();
+        tried = mendings(&sim).len();
+        stuck = findings(&sim, |k| matches!(k, FindingKind::Stuck(_)).then_some(())).len();
+    }
+    sound(&mut sim);
+    assert_eq!((tried, stuck), (3, 1), "{}", log(&sim));
+    sim.wait(MINUTE);
+    sim.ask(|ticket| Event::Inspect { ticket }).unwrap();
+    sim.rest().unwrap();
+    assert_eq!(sim.eyes.kernel().mask(task), Some(&cpus("5")));
+    assert_eq!(sim.mode(&owner("run/a")), Some(Mode::Partition));
+}
