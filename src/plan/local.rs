@@ -5,9 +5,8 @@
 //! below can be partitions, and what others made cannot (they are members there).
 //! Steps: as long as an owner below it is in partition mode, the slice is a partition whose `cpuset.cpus` are the CPUs of
 //! all owners in it, members among them. It holds no process of its own, so all of them may be handed down (6.1 refuses
-//! a parent without CPUs only where tasks would be left in it). Processes below it that no owner has get CPUs there too
-//! ([`Desired::leftovers`]): the pool's are outside. So do owners all of whose CPUs are offline, where nothing else would
-//! be left to them.
+//! a parent without CPUs only where tasks would be left in it). Processes below it that no owner has, and owners all of
+//! whose CPUs are offline, get CPUs there too ([`Desired::leftovers`]): the pool's are outside.
 //!
 //! | to do | order |
 //! | --- | --- |
@@ -66,14 +65,11 @@ impl Desired {
             return;
         }
         let held = self.held();
-        // One all of whose CPUs are offline is given what the slice has not handed down: members' CPUs, if there are any.
-        let members = self.owners.iter().filter(|(p, o)| o.mode == Mode::Member && p.is_within(&self.slice));
-        let member = members.into_iter().any(|(_, o)| !o.cpus.is_disjoint(&observed.online));
         let standing = observed.cpuset(&self.slice).filter(|f| f.is_partition()).map(|f| &f.cpus);
         let mut without = Vec::new();
         for (path, cgroup) in observed.children(&self.slice).filter(|(_, c)| c.populated) {
             let own = match self.owners.get(path) {
-                Some(o) if member || !o.cpus.is_disjoint(&observed.online) => continue,
+                Some(o) if !o.cpus.is_disjoint(&observed.online) => continue,
                 Some(_) => CpuSet::new(),
                 None => cgroup.cpuset.as_ref().map(|f| f.cpus.difference(&held)).unwrap_or_default(),
             };

@@ -248,13 +248,10 @@ fn processes_that_no_owner_has_get_cpus_inside() {
     partition(&mut observed, "t", "2-3,5", "2-3");
     d.house_leftovers(&observed);
     assert_eq!(d.leftovers.values().collect::<Vec<_>>(), [&cpus("5"), &cpus("5")], "what is there already");
-    // An owner all of whose CPUs are offline, where the slice has no other left for it.
+    // An owner all of whose CPUs are offline.
     let mut observed = settled();
     observed.online = cpus("0-3,6-7");
-    assert_eq!(desired(&[X, Y, M], &observed).leftovers, [].into());
-    observed.cgroups.remove(&p("t/m"));
-    files(&mut observed, "t").cpus = cpus("2-5");
-    let d = desired(&[X, Y], &observed);
+    let d = desired(&[X, Y, M], &observed);
     assert_eq!(d.leftovers, [(p("t/y"), cpus("1"))].into());
     let plan = diff(&d, &observed);
     assert_eq!(
