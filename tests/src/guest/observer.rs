@@ -198,7 +198,8 @@ impl Seen {
         let mut populated = below.filter(|(_, f)| f.populated).peekable();
         files.is_partition()
             && populated.peek().is_some()
-            && populated.all(|(_, f)| f.is_partition() && !f.effective.is_empty())
+            && populated
+                .all(|(p, f)| f.is_partition() && (!f.effective.is_empty() || self.has_handed_down(p, f)))
             && !self.threads.iter().any(|t| t.cgroup == path)
     }
 
@@ -483,7 +484,6 @@ mod tests {
         seen.online = set("0-4,6-7");
         *seen.cgroups.get_mut("s/p").unwrap() = files("4-5", "", "root");
         seen.cgroups.insert("s/p/inner".into(), files("4", "4", "root"));
-        seen.cgroups.get_mut("s/p").unwrap().populated = false;
         seen.threads[1] = thread(2, "s/p/inner", "4-5");
         seen.threads.push(Thread { bound: true, kernel: true, ..thread(9, "", "5") });
         seen.threads.push(Thread { kernel: true, ..thread(10, "", "0-7") });
