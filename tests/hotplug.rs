@@ -309,7 +309,7 @@ impl Storm {
     fn run(mut self, events: u64) -> Tally {
         while self.tally.events < events {
             let burst = self.burst();
-            if self.rng.chance(2) {
+            if self.rng.chance(6) {
                 self.quiet();
                 self.crashes(&burst);
             }

@@ -300,7 +300,7 @@ impl Diff<'_> {
             {
                 self.write_exclusive(Phase::Prepare, path, &exclusive_now, wide.clone());
                 exclusive_now = wide;
-            } else if self.widening.is_some() {
+            } else if self.widening.is_some() || self.widened_beside(path) {
                 return;
             }
         }
@@ -320,9 +320,13 @@ impl Diff<'_> {
         let listed = if want == PartitionKind::Member { &exclusive_now } else { &keep };
         let waits = must_end && !self.chain_lists(path, listed);
         let reset = must_end && !waits;
-        // One that gives nothing away ends when everybody else has left its CPUs: until then it keeps them out.
+        // One that gives nothing away ends when everybody else has left its CPUs: until then it keeps them out. From
+        // what is offline there is nobody to keep out, and what it gets for that may be others' as well.
         let has = files.exclusive_effective.as_ref().unwrap_or(&files.effective);
-        let late = want == PartitionKind::Member && now.is_partition() && has.is_subset(&owner.cpus);
+        let late = want == PartitionKind::Member
+            && now.is_partition()
+            && has.is_subset(&owner.cpus)
+            && !has.is_disjoint(&self.observed.online);
         if reset {
             let phase = if late { Phase::SetPartition } else { Phase::ShrinkExclusive };
             self.write_partition(phase, path, &now, PartitionKind::Member);
@@ -362,7 +366,9 @@ impl Diff<'_> {
             let phase = if early { Phase::Prepare } else { Phase::ShrinkExclusive };
             self.write_cpus(phase, path, &cpus_now, next.clone());
             cpus_now = next;
-            self.write_cpus(Phase::GrowExclusive, path, &cpus_now, target.clone());
+            if !self.waits_for_slice(path, target) {
+                self.write_cpus(Phase::GrowExclusive, path, &cpus_now, target.clone());
+            }
             if self.desired.rewrite.contains(path)
                 && files.cpus == *target
                 && let Some(other) = self.other_list(target)
@@ -396,7 +402,8 @@ impl Diff<'_> {
         let remote = !self.observed.cpuset(&up)?.is_partition();
         let ended = state.kind != PartitionKind::Member && state.invalid.is_some();
         let frozen = self.desired.frozen.contains(&(path.clone(), CpusetFile::Exclusive));
-        (remote && ended && exclusive.is_disjoint(&self.observed.online) && !frozen).then_some(exclusive)
+        let may = remote && ended && !frozen && !self.desired.narrow.contains(path);
+        (may && exclusive.is_disjoint(&self.observed.online)).then_some(exclusive)
     }
 
     /// The first owner whose list sticks, and that list with the pool: with that it has the bandwidth, and it ends well.
@@ -417,6 +424,17 @@ impl Diff<'_> {
             }
         }
         (!pool.is_empty()).then(|| (path.clone(), exclusive.union(&pool)))
+    }
+
+    /// Whether an owner beside this one has the pool in its exclusive list still: it gives it back with its next plan.
+    fn widened_beside(&self, path: &CgroupPath) -> bool {
+        let Some(up) = path.parent() else { return false };
+        let wide = |(other, c): (&CgroupPath, &CgroupObserved)| {
+            let exclusive = c.cpuset.as_ref().and_then(|f| f.exclusive.as_ref());
+            let ours = other != path && self.desired.owners.contains_key(other) && !self.skip(other);
+            ours && exclusive.is_some_and(|e| !e.is_disjoint(&self.desired.pool))
+        };
+        self.observed.children(&up).any(wide)
     }
 
     /// A list that is not this one, with which nobody loses his last CPU and nobody is in another's way: one CPU fewer,

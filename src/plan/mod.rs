@@ -119,6 +119,9 @@ pub struct Desired {
     /// Owners' cgroups whose `cpuset.cpus` is to be written with another value first, so that the kernel looks at the
     /// tasks: it drops a write that changes nothing.
     pub rewrite: BTreeSet<CgroupPath>,
+    /// Owners whose exclusive list the kernel does not let reach over the pool for the time of one step: where it compares
+    /// that list with what is beside it (6.12), a partition without CPUs ends well without.
+    pub narrow: BTreeSet<CgroupPath>,
 }
 
 impl Desired {

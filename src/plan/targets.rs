@@ -145,7 +145,9 @@ pub(crate) fn foreign(desired: &Desired, observed: &Observed, adopted: Option<&C
             || recorded(desired, path, c, CpusetFile::Partition);
         c.cpuset.as_ref().filter(|s| !ours && !is_member(s)).map(claim_of)
     };
-    let leftovers = desired.leftovers.values().cloned();
+    // One of whose CPUs none is online may have for good what it was lent.
+    let lent = |(path, _): &(&CgroupPath, &CpuSet)| desired.owners.contains_key(*path);
+    let leftovers = desired.leftovers.iter().filter(|l| !lent(l)).map(|(_, cpus)| cpus.clone());
     let theirs = observed.cgroups.iter().filter_map(theirs).chain(leftovers);
     theirs.fold(unaccounted(desired, observed), |all, s| all.union(&s))
 }

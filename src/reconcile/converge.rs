@@ -7,6 +7,7 @@ use super::{
 use crate::{
     assignments::{Assignment, FirstValue, Mode},
     cgroup::{CgroupPath, CpusetFile},
+    cpuset::CpuSet,
     checkpoint::Extra,
     explain::{Explanation, explain},
     ledger::{Departure, DepartureKind},
@@ -32,6 +33,7 @@ const MAX_WAITS: u32 = 10;
 const WAIT_NS: u64 = 100_000_000;
 
 const ESRCH: i32 = 3;
+const EINVAL: i32 = 22;
 const ENOSPC: i32 = 28;
 
 impl Turn<'_> {
@@ -483,6 +485,11 @@ impl Turn<'_> {
             {
                 return None;
             }
+            (Step::Write { path, file: CpusetFile::Exclusive, new: Value::Cpus(list), .. }, Some(EINVAL))
+                if self.reaches_over_the_pool(path, list) && self.s.progress.narrow.insert(path.clone()) =>
+            {
+                return None;
+            }
             (Step::Enter { path, pid }, _) => {
                 self.s.entering.retain(|e| *e != (path.clone(), *pid));
                 if error.errno == Some(ESRCH) || matches!(self.s.pending, Some(Pending::Admission { .. })) {
@@ -530,6 +537,10 @@ impl Turn<'_> {
             }
         }
         admitting.map(|_| error)
+    }
+
+    fn reaches_over_the_pool(&self, path: &CgroupPath, list: &CpuSet) -> bool {
+        self.s.assignments.owner_of(path).is_some_and(|(_, a)| !list.is_subset(&a.cpus))
     }
 
     /// The owner of the pending admission.

@@ -281,6 +281,8 @@ struct Progress {
     moved: BTreeSet<Owner>,
     /// Partitions that were ended to be made again.
     rebuilt: BTreeSet<CgroupPath>,
+    /// See [`Desired::narrow`].
+    narrow: BTreeSet<CgroupPath>,
     /// How often a reading was waited for.
     waits: u32,
     /// All is done but the record, which lags behind in what no step depends on.
@@ -500,6 +502,7 @@ impl State {
             teardown: self.teardown,
             rebuild: self.mends.rebuild.clone(),
             rewrite: self.mends.rewrite.clone(),
+            narrow: self.progress.narrow.clone(),
             blocked,
             local: !self.facts.exclusive,
             ..Desired::of(&self.settings.slice, table, &self.online)

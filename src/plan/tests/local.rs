@@ -257,10 +257,10 @@ fn processes_that_no_owner_has_get_cpus_inside() {
     assert_eq!(
         lines(&plan),
         [
+            "shrink-exclusive: echo member > /t/y/cpus.partition",
             "shrink-pool: echo 0,7 > /a/cpus",
             "grow-exclusive: echo 1-6 > /t/cpus",
             "grow-exclusive: echo 1,4-5 > /t/y/cpus",
-            "set-partition: echo member > /t/y/cpus.partition",
         ]
     );
     // Nothing is left to give: said.
