@@ -178,7 +178,23 @@ impl Diff<'_> {
         let wrong = stands && (cpus.is_disjoint(&files.cpus) || self.desired.rebuild.contains(path));
         let listed = files.cpus == *cpus || !self.frozen(path, CpusetFile::Cpus);
         let ends = state.kind != PartitionKind::Member && (!stands || wrong);
-        Slice { ends, serves: listed || stands && !ends }
+        let ready = listed && (stands && !ends || self.elsewhere(cpus).is_empty());
+        Slice { ends, serves: ready || stands && !ends }
+    }
+
+    /// CPUs of owners in a slice that is none yet, of which none is among those that it is to be a partition of: the
+    /// pool's, lent while theirs were offline. It lists them until those have drawn back, because without any of theirs
+    /// they would have all of its.
+    fn elsewhere(&self, cpus: &CpuSet) -> CpuSet {
+        let (online, mut all) = (&self.observed.online, CpuSet::new());
+        let below = self.desired.owners.keys().filter(|p| p.is_within(&self.desired.slice));
+        for path in below.filter(|p| !self.frozen(p, CpusetFile::Cpus)) {
+            let has = self.observed.cpuset(path).map(|f| f.cpus.intersection(online)).unwrap_or_default();
+            if has.is_disjoint(cpus) {
+                all |= &has;
+            }
+        }
+        all
     }
 
     /// Whether `path` is in a slice that is a partition, or is to be.
@@ -232,7 +248,8 @@ impl Diff<'_> {
             }
         }
         // Of a member in one write, when everybody else has drawn back: what is below inherits from it until then.
-        self.write_cpus(Phase::GrowExclusive, path, &list, cpus);
+        let kept = if state.is_partition() { CpuSet::new() } else { self.elsewhere(&cpus) };
+        self.write_cpus(Phase::GrowExclusive, path, &list, cpus.union(&kept));
         if slice.serves && (state.kind != PartitionKind::Root || state.invalid.is_some()) {
             self.write_partition(Phase::SetPartition, path, &state, PartitionKind::Root);
         }

@@ -237,9 +237,11 @@ impl Eyes {
         let homes: BTreeSet<&CgroupPath> =
             self.kernel.threads().filter_map(|t| self.kernel.cgroup_of(t)).filter(|p| !p.is_root()).collect();
         for home in homes {
-            // Without files of its own it has what the next above has.
+            // Without files of its own it has what the next above has, and without a CPU too: 6.1 calls a partition valid
+            // again that has none, at the next hotplug after the one that made it invalid.
             let mut up = std::iter::successors(Some(home.clone()), CgroupPath::parent);
-            let Some(set) = up.find_map(|p| self.set(&p, "cpuset.cpus.effective")) else { continue };
+            let own = |p| self.set(&p, "cpuset.cpus.effective").filter(|s| !s.is_empty());
+            let Some(set) = up.find_map(own) else { continue };
             for a in &members {
                 let both = set.intersection(&a.cpus);
                 if !both.is_empty() && !home.is_within(&a.cgroup) {
