@@ -355,7 +355,8 @@ impl Diff<'_> {
                 // Everything goes to others before anything is taken: on what nobody has yet, else in the pool.
                 let held = self.held_by_others(path);
                 let free = |set: &CpuSet| Some(set.difference(&held)).filter(|s| !s.is_empty());
-                free(target).or_else(|| free(&self.desired.pool)).unwrap_or_else(|| self.desired.pool.clone())
+                let there = free(target).filter(|s| !self.waits_for_slice(path, s));
+                there.or_else(|| free(&self.desired.pool)).unwrap_or_else(|| self.desired.pool.clone())
             } else {
                 cpus_now.clone()
             };
@@ -406,11 +407,15 @@ impl Diff<'_> {
         (may && exclusive.is_disjoint(&self.observed.online)).then_some(exclusive)
     }
 
-    /// The first owner whose list sticks, and that list with the pool: with that it has the bandwidth, and it ends well.
+    /// The first owner whose list sticks and can be had with the pool, and that list: with that it has the bandwidth, and it ends well.
     /// The cgroups above do not list the pool, so nothing is taken from it. A list that holds all of a sibling's CPUs would
     /// be refused (EINVAL), and so would two that meet.
     pub(super) fn widen(&self) -> Option<(CgroupPath, CpuSet)> {
-        let (path, exclusive) = self.desired.owners.keys().find_map(|p| Some((p, self.sticks(p)?)))?;
+        self.desired.owners.keys().find_map(|path| Some((path.clone(), self.widened(path)?)))
+    }
+
+    fn widened(&self, path: &CgroupPath) -> Option<CpuSet> {
+        let exclusive = self.sticks(path)?;
         let up = path.parent()?;
         let mut pool = self.desired.pool.intersection(&self.observed.online);
         for (_, sibling) in self.observed.children(&up).filter(|(p, _)| *p != path) {
@@ -423,7 +428,7 @@ impl Diff<'_> {
                 pool -= &CpuSet::single(one);
             }
         }
-        (!pool.is_empty()).then(|| (path.clone(), exclusive.union(&pool)))
+        (!pool.is_empty()).then(|| exclusive.union(&pool))
     }
 
     /// Whether an owner beside this one has the pool in its exclusive list still: it gives it back with its next plan.

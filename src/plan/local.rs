@@ -202,12 +202,13 @@ impl Diff<'_> {
         path.is_within(&self.desired.slice) && self.desired.partitions_slice()
     }
 
-    /// Whether a slice that is to be no partition any more still is, without any CPU of this list: with it the tasks
-    /// would run on all that the slice has, as they do already.
+    /// Whether a slice that is to be no partition lists none of these CPUs yet, because it still is one, or was when they
+    /// were offline: the tasks would run on all that the slice has. Its list comes last.
     pub(super) fn waits_for_slice(&self, path: &CgroupPath, list: &CpuSet) -> bool {
-        let stands = self.observed.cpuset(&self.desired.slice).filter(|f| f.is_partition());
-        let ends = self.desired.local && path.is_within(&self.desired.slice) && !self.desired.partitions_slice();
-        ends && stands.is_some_and(|f| list.intersection(&f.cpus).is_disjoint(&self.observed.online))
+        let slice = self.observed.cpuset(&self.desired.slice).filter(|f| !f.cpus.is_empty());
+        let member =
+            self.desired.local && path.is_within(&self.desired.slice) && !self.desired.partitions_slice();
+        member && slice.is_some_and(|f| list.intersection(&f.cpus).is_disjoint(&self.observed.online))
     }
 
     /// Whether somebody beside `path` has to leave all that he has to it. Until the slice has his new CPUs he has nowhere

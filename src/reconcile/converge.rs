@@ -7,8 +7,8 @@ use super::{
 use crate::{
     assignments::{Assignment, FirstValue, Mode},
     cgroup::{CgroupPath, CpusetFile},
-    cpuset::CpuSet,
     checkpoint::Extra,
+    cpuset::CpuSet,
     explain::{Explanation, explain},
     ledger::{Departure, DepartureKind},
     observed::{KernelError, Observed, Step, Value},

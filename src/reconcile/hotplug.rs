@@ -176,6 +176,8 @@ impl Turn<'_> {
     /// Fits the sets to what is online and not reserved. While CPUs go and come only those of which nothing is left.
     pub(super) fn fit(&mut self) {
         let first = !mem::replace(&mut self.s.fitted, true);
+        // An offline that was refused while no agent was there leaves wrong masks and nothing else.
+        self.s.hotplug.sweep |= first;
         let stranded = !first && !self.s.progress.rested && !self.s.hotplug.is_calm();
         let foreign = plan::foreign(&self.s.desired(), &self.s.observed, None);
         let mut generation = self.s.generation;
