@@ -246,7 +246,10 @@ impl Aim<'_> {
         let ours = path.is_within(&self.desired.slice);
         let mut t = Target { kind: TargetKind::Chain, ours, ..Target::default() };
         if *path == self.desired.slice && self.desired.partitions_slice() {
-            t.partition = Some(PartitionKind::Root);
+            // As with owners': none is made that leaves nothing to the root.
+            let stands = self.observed.cpuset(path).is_some_and(CpusetObserved::is_partition);
+            let may = stands || !self.desired.pool.is_empty();
+            t.partition = Some(if may { PartitionKind::Root } else { PartitionKind::Member });
             t.cpus = Some(slice_cpus(self.desired, self.observed));
             return t;
         }

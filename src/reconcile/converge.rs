@@ -161,6 +161,7 @@ impl Turn<'_> {
         }
         if was_settled {
             self.sets(Some(&before));
+            self.ended(&before);
             self.s.progress.agreed = Some(before);
         }
         if self.drift(&plan, was_settled) | self.leaks(&plan) {

@@ -10,6 +10,7 @@ use crate::{
     assignments::Assignment,
     cgroup::{CgroupFile, CgroupPath, CpusetFile},
     cpuset::CpuSet,
+    explain::explain,
     observed::Observed,
     owner::Owner,
     sweep::{SetFault, SetFinding},
@@ -101,9 +102,19 @@ impl Turn<'_> {
         was: &str,
         before: Option<&Observed>,
     ) -> Change {
+        self.change_at(path, file, was, before, self.at_stake(path))
+    }
+
+    fn change_at(
+        &self,
+        path: &CgroupPath,
+        file: CpusetFile,
+        was: &str,
+        before: Option<&Observed>,
+        cpus: CpuSet,
+    ) -> Change {
         let now = &self.s.observed;
         let files = now.cpuset(path);
-        let cpus = self.at_stake(path);
         let state = files.and_then(|c| c.partition.as_ref()).filter(|_| file == CpusetFile::Partition);
         Change {
             path: path.clone(),
@@ -127,6 +138,30 @@ impl Turn<'_> {
         let was = text_of(before, &path, file);
         (same_cgroup(before, &self.s.observed, &path) && was != text_of(&self.s.observed, &path, file))
             .then(|| self.change(&path, file, &was, Some(before)))
+    }
+
+    /// Owners' partitions that ended since kernel and table agreed, while CPUs go and come. It is no fault of the sets then:
+    /// whoever has lost a CPU has a gap for it. Who or what ended them is told all the same.
+    pub(super) fn ended(&mut self, before: &Observed) {
+        if self.s.hotplug.is_calm() {
+            return;
+        }
+        let (file, now, admitting) = (CpusetFile::Partition, &self.s.observed, self.admitting());
+        let mut ended = Vec::new();
+        for (owner, a) in self.s.assignments.owners.iter().filter(|(o, _)| Some(*o) != admitting.as_ref()) {
+            let path = &a.cgroup;
+            let Some(was) = before.cpuset(path).filter(|f| f.is_partition()) else { continue };
+            let state = now.cpuset(path).and_then(|f| f.partition.as_ref()).filter(|s| s.invalid.is_some());
+            let Some(state) = state.filter(|_| same_cgroup(before, now, path)) else { continue };
+            // It may have been given others by now.
+            let cpus = was.exclusive.clone().filter(|e| !e.is_empty()).unwrap_or_else(|| was.cpus.clone());
+            let fault = SetFault::PartitionLost { state: state.to_string(), why: explain(now, path, &cpus) };
+            let change = self.change_at(path, file, &text_of(before, path, file), Some(before), cpus);
+            ended.push((SetFinding { owner: owner.clone(), fault }, change));
+        }
+        for (found, change) in ended {
+            self.report_change(FindingKind::Set(found), change);
+        }
     }
 
     /// The CPUs of the partition at `path`.
