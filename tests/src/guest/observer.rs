@@ -185,7 +185,8 @@ impl Seen {
         }
         self.pool(promises, reserved, &mut found);
         for t in self.threads.iter().filter(|t| !t.bound) {
-            if t.allowed.is_disjoint(&self.online) {
+            // Kernel threads of a node (kswapd) keep its CPUs when the last one goes: the kernel's own affair.
+            if !t.kernel && t.allowed.is_disjoint(&self.online) {
                 found.insert(format!("I4: {} has no online CPU in its mask {}", t.name(), t.allowed));
             }
         }
@@ -203,8 +204,11 @@ impl Seen {
             && !self.threads.iter().any(|t| t.cgroup == path)
     }
 
-    /// What the owner has for itself at this moment.
+    /// What the owner has for itself at this moment. Who has no CPU left runs in the pool, and keeps nobody out of it.
     fn has(&self, p: &Promise) -> CpuSet {
+        if p.cpus.is_disjoint(&self.online) {
+            return CpuSet::new();
+        }
         match (self.cgroups.get(&p.cgroup), p.kept) {
             (Some(f), Kept::Partition) if f.is_partition() => f.effective.clone(),
             (Some(f), Kept::Member) => f.effective.intersection(&f.listed),

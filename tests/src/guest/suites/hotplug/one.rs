@@ -5,7 +5,7 @@ use super::{
     settled, sleepy, switch, text, told,
 };
 use crate::guest::{
-    Agent, Cgroup, Guest, Outcome, Workload, equal, http, machine, millis, secs, truepin, truepin_json,
+    Agent, Cgroup, Guest, Outcome, Task, Workload, equal, http, machine, millis, secs, truepin, truepin_json,
     wait_until,
 };
 use anyhow::Context;
@@ -16,6 +16,8 @@ pub(super) fn one_of_two(guest: &mut Guest) -> Outcome {
     let _agent = agent()?;
     let status = http("GET", "/v1/status", None)?.1;
     equal("what tells of hotplug", text(&status["kernel"], "hotplug"), "uevent+inotify")?;
+    // What is left of the node with the reserved CPUs, so that the owner's node has others free.
+    let _first = owner("first", 2, "member", &sleepy())?;
     for isolation in isolations()? {
         let name = format!("run/{isolation}");
         let o = owner(isolation, 2, isolation, &sleepy())?;
@@ -232,6 +234,8 @@ pub(super) fn audit(guest: &mut Guest) -> Outcome {
         "tick = \"10min\"\nmode = \"audit\"\n{}[[cgroup]]\npath = \"/watched\"\nrole = \"owner\"\nowner = \"unit/w\"\ncpus = \"6-7\"\n",
         super::BUDGET
     );
+    // Nothing keeps this very process off the CPUs of an audited cgroup.
+    Task(0).set_affinity(&set("0")?)?;
     let _agent = Agent::start(&config)?;
     let status = http("GET", "/v1/status", None)?.1;
     equal("what tells of hotplug", text(&status["kernel"], "hotplug"), "uevent+inotify")?;
