@@ -7,8 +7,8 @@
 mod stage;
 
 use crate::guest::{
-    Agent, Cgroup, Guest, Outcome, Program, RunOwner, Scenario, Style, Suite, Task, Workload, equal, facts,
-    http, machine, millis,
+    Agent, Cgroup, Guest, Outcome, RunOwner, Scenario, Style, Suite, Workload, equal, facts, http, machine,
+    millis,
     observer::{Promise, When, observe},
     secs, truepin, truepin_json, wait_for, wait_until,
 };
