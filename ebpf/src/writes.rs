@@ -124,10 +124,9 @@ fn ends(result: i64) {
 /// read-only, or rarely written (`cgroup.pressure`, `cgroup.type`), and user space leaves it out.
 #[inline(always)]
 fn kind(name: &[u8; 24]) -> u32 {
-    let [a, b, c, d, e, f, g, h, ..] = *name;
-    match &[a, b, c, d, e, f, g, h] {
-        b"cpuset.c" | b"cpuset.m" | b"cgroup.s" => watch::OWN,
-        b"cgroup.p" | b"cgroup.t" => watch::TASKS,
+    match name.first_chunk::<8>() {
+        Some(b"cpuset.c" | b"cpuset.m" | b"cgroup.s") => watch::OWN,
+        Some(b"cgroup.p" | b"cgroup.t") => watch::TASKS,
         _ => 0,
     }
 }

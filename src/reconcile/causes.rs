@@ -268,17 +268,15 @@ fn can_cause(write: &Seen, change: &Change) -> bool {
     let above = change.path != write.path && change.path.is_within(&write.path);
     match write.file {
         CgroupFile::SubtreeControl => above && change.gone,
-        CgroupFile::Procs | CgroupFile::Threads => false,
-        CgroupFile::Cpuset(_) if change.gone || change.offline || change.file != CpusetFile::Partition => {
-            false
-        }
-        CgroupFile::Cpuset(CpusetFile::Mems) => false,
+        CgroupFile::Procs | CgroupFile::Threads | CgroupFile::Cpuset(CpusetFile::Mems) => false,
         CgroupFile::Cpuset(file) => {
+            let by_a_set = !change.gone && !change.offline && change.file == CpusetFile::Partition;
             let beside =
                 write.path.parent().is_some_and(|up| change.path != up && change.path.is_within(&up));
-            above
-                || write.path == change.path
-                || beside && reaches(file, write.writer.wrote.as_deref(), &change.cpus)
+            by_a_set
+                && (above
+                    || write.path == change.path
+                    || beside && reaches(file, write.writer.wrote.as_deref(), &change.cpus))
         }
     }
 }

@@ -238,7 +238,7 @@ pub enum Effect {
     /// Answer.
     Reply(Ticket, Answer),
     /// Tell the operator.
-    Report(Finding),
+    Report(Box<Finding>),
 }
 
 /// Answers to tickets.

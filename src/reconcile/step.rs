@@ -57,7 +57,7 @@ impl Turn<'_> {
         self.s.finding_count += 1;
         let finding = Finding { id: self.s.finding_count, at: self.now, kind, cause, mended: None };
         keep(&mut self.s.findings, finding.clone());
-        self.out.push(Effect::Report(finding));
+        self.out.push(Effect::Report(Box::new(finding)));
         self.s.finding_count
     }
 

@@ -197,7 +197,7 @@ impl Turn<'_> {
             let Some(f) = self.s.findings.iter_mut().find(|f| f.id == finding) else { continue };
             let drift = matches!(f.kind, FindingKind::Drift { .. });
             f.cause = Some(cause.clone());
-            self.out.push(Effect::Report(f.clone()));
+            self.out.push(Effect::Report(Box::new(f.clone())));
             let over = drift
                 && match cause.writer() {
                     Some(writer) => self.s.fights.named(&key, writer.pid),

@@ -84,12 +84,17 @@ pub struct WriteHook {
     lost: PerCpuArray<MapData, u64>,
     /// Of writes that were not seen to end.
     stuck: u64,
-    programs: [ProgramFd; 2],
-    /// Only held.
-    _links: [Box<dyn Send>; 2],
+    attached: Attached,
     /// What `watched` holds.
     told: BTreeMap<u64, u32>,
     text: String,
+}
+
+/// The programs at the begin and at the end of a write.
+struct Attached {
+    programs: [ProgramFd; 2],
+    /// Only held: dropping them detaches the programs.
+    _links: [Box<dyn Send>; 2],
 }
 
 impl fmt::Debug for WriteHook {
@@ -110,13 +115,13 @@ impl WriteHook {
             return None;
         }
         let attached = hooks.iter().find_map(|hook| match attach(bpf, types, *hook) {
-            Ok((links, programs)) => Some((*hook, links, programs)),
+            Ok(attached) => Some((*hook, attached)),
             Err(error) => {
                 refused.push(format!("{}: {}", hook.name(), short(&error)));
                 None
             }
         });
-        let (hook, links, programs) = attached?;
+        let (hook, attached) = attached?;
         let made = introduce(bpf).and_then(|()| {
             Ok(Self {
                 hook,
@@ -125,8 +130,7 @@ impl WriteHook {
                 writing: maps::take(bpf, "WRITING")?,
                 lost: maps::take(bpf, "WRITES_LOST")?,
                 stuck: 0,
-                programs,
-                _links: links,
+                attached,
                 told: BTreeMap::new(),
                 text: String::new(),
             })
@@ -191,7 +195,7 @@ impl WriteHook {
         for at in 0..2 {
             lost += maps::of_cpus(&self.lost, "WRITES_LOST", at)?.iter().sum::<u64>();
         }
-        for program in &self.programs {
+        for program in &self.attached.programs {
             lost += load::misses_of(program, &mut self.text)?;
         }
         Ok(lost)
@@ -247,7 +251,7 @@ fn until_nul(bytes: &[u8]) -> &[u8] {
 }
 
 /// Loads and attaches both programs of a hook, the one at the end first.
-fn attach(bpf: &mut Ebpf, types: &Btf, hook: Hook) -> Result<([Box<dyn Send>; 2], [ProgramFd; 2]), BpfError> {
+fn attach(bpf: &mut Ebpf, types: &Btf, hook: Hook) -> Result<Attached, BpfError> {
     const ENDS: [&str; 2] = ["write_ends", "write_ends_kprobe"];
     const BEGINS: [&str; 2] = ["write_begins", "write_begins_kprobe"];
     match hook {
@@ -264,7 +268,10 @@ fn attach(bpf: &mut Ebpf, types: &Btf, hook: Hook) -> Result<([Box<dyn Send>; 2]
             begins.load(FUNCTION, types).map_err(BpfError::program(name, "load"))?;
             let id = begins.attach().map_err(BpfError::program(name, "attach"))?;
             let link = begins.take_link(id).map(FdLink::from).map_err(BpfError::program(name, "attach"))?;
-            Ok(([Box::new(link), Box::new(ends_link)], [clone(begins.fd(), name)?, ends]))
+            Ok(Attached {
+                programs: [clone(begins.fd(), name)?, ends],
+                _links: [Box::new(link), Box::new(ends_link)],
+            })
         }
         Hook::Kprobe => {
             let mut one = |name: &'static str| {
@@ -278,7 +285,7 @@ fn attach(bpf: &mut Ebpf, types: &Btf, hook: Hook) -> Result<([Box<dyn Send>; 2]
             let ([_, ends], [_, begins]) = (ENDS, BEGINS);
             let (ends_link, ends) = one(ends)?;
             let (link, begins) = one(begins)?;
-            Ok(([link, ends_link], [begins, ends]))
+            Ok(Attached { programs: [begins, ends], _links: [link, ends_link] })
         }
     }
 }
@@ -310,9 +317,10 @@ fn short(error: &BpfError) -> String {
 /// The system call's own error, where there was one.
 fn errno(error: &ProgramError) -> Option<&io::Error> {
     match error {
-        ProgramError::LoadError { io_error, .. } | ProgramError::IOError(io_error) => Some(io_error),
+        ProgramError::LoadError { io_error, .. }
+        | ProgramError::IOError(io_error)
+        | ProgramError::KProbeError(KProbeError::FileError { io_error, .. }) => Some(io_error),
         ProgramError::SyscallError(e) => Some(&e.io_error),
-        ProgramError::KProbeError(KProbeError::FileError { io_error, .. }) => Some(io_error),
         _ => None,
     }
 }

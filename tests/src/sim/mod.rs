@@ -313,7 +313,7 @@ impl Sim {
             }
             Effect::Report(finding) => {
                 self.eyes.note(|| format!("  says: {}", finding.kind));
-                self.reports.push(finding);
+                self.reports.push(*finding);
                 None
             }
         })
