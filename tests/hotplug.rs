@@ -161,7 +161,7 @@ impl Storm {
                     self.tally.moves += got.len();
                 }
                 FindingKind::Mending { how: truepin::reconcile::Mend::Rebuild, .. } => {
-                    self.tally.rebuilt += 1
+                    self.tally.rebuilt += 1;
                 }
                 FindingKind::Mending { .. } => self.tally.rewritten += 1,
                 FindingKind::Problem(Problem::Degraded { .. }) => self.tally.degraded += 1,
@@ -169,7 +169,7 @@ impl Storm {
                 _ => {}
             }
         }
-        if sets.iter().ne(self.table().sets().map(|(o, s)| (o, s)).collect::<BTreeMap<_, _>>()) {
+        if !sets.iter().eq(self.table().sets()) {
             self.fail(&["a set changed and nobody was told".into()]);
         }
     }

@@ -337,7 +337,8 @@ impl Diff<'_> {
         let nobody_waits = keep.is_disjoint(&self.observed.online)
             && t.exclusive.as_ref().is_some_and(|e| !e.is_empty())
             && exclusive_now.is_disjoint(&others);
-        if exclusive.is_some() && !waits && !nobody_waits && !(keep.is_empty() && stands) {
+        let empties = keep.is_empty() && stands;
+        if exclusive.is_some() && !(waits || nobody_waits || empties) {
             self.write_exclusive(Phase::ShrinkExclusive, path, &exclusive_now, keep.clone());
             exclusive_now = keep;
         }

@@ -204,6 +204,22 @@ impl Seen {
             && !self.threads.iter().any(|t| t.cgroup == path)
     }
 
+    /// Whether tasks have their CPUs from this cgroup, or could: one below which others have files holds none itself.
+    fn is_home(&self, path: &str) -> bool {
+        let nearest = |at: &str| {
+            let mut up = Some(at);
+            std::iter::from_fn(|| {
+                let at = up?;
+                up = (!at.is_empty()).then(|| at.rsplit_once('/').map_or("", |(up, _)| up));
+                Some(at)
+            })
+            .find(|at| self.cgroups.contains_key(*at))
+            .map(str::to_owned)
+        };
+        let has_below = self.cgroups.keys().any(|p| is_below(p, path));
+        !has_below || self.threads.iter().any(|t| nearest(&t.cgroup).as_deref() == Some(path))
+    }
+
     /// What the owner has for itself at this moment. Who has no CPU left runs in the pool, and keeps nobody out of it.
     fn has(&self, p: &Promise) -> CpuSet {
         if p.cpus.is_disjoint(&self.online) {
@@ -251,10 +267,11 @@ impl Seen {
             found.insert(format!("I1: {} has {whole}, promised and online are {mine}", p.owner));
         }
         for (path, other) in self.cgroups.iter().filter(|(path, _)| !is_within(path, &p.cgroup)) {
-            // In member mode whoever is above reaches over it, the root first of all.
-            let above = is_below(&p.cgroup, path) || path.is_empty();
+            // In member mode whoever is above reaches over it, the root first of all, and so may what holds no tasks but
+            // those of cgroups below it, which have sets of their own.
+            let above = is_below(&p.cgroup, path) || path.is_empty() || !self.is_home(path);
             let both = other.effective.intersection(&mine);
-            let reaches_over = above && p.kept == Kept::Member;
+            let reaches_over = p.kept == Kept::Member && above;
             if !both.is_empty() && !reaches_over {
                 found.insert(format!("I1: /{path} may use {both} of {}", p.owner));
             }

@@ -70,9 +70,10 @@ fn text<'a>(document: &'a Value, key: &str) -> &'a str {
     document[key].as_str().unwrap_or_default()
 }
 
-/// Whether this kernel has partitions for truepin.
+/// Whether this kernel has partitions for truepin, for others' cgroups too or for those that it makes alone.
 fn has_partitions() -> anyhow::Result<bool> {
-    Ok(http("GET", "/v1/status", None)?.1["kernel"]["partitions"] == true)
+    let kernel = &http("GET", "/v1/status", None)?.1["kernel"];
+    Ok(kernel["partitions"] == true || kernel["local_partitions"] == true)
 }
 
 /// The ways to be exclusive that this kernel has.
