@@ -342,7 +342,7 @@ impl Diff<'_> {
             self.write_exclusive(Phase::ShrinkExclusive, path, &exclusive_now, keep.clone());
             exclusive_now = keep;
         }
-        if let Some(target) = &t.cpus {
+        if let Some(target) = t.cpus.as_ref().filter(|_| !self.slice_opens(path)) {
             let lost = cpus_now.difference(target);
             let keep = cpus_now.intersection(target);
             let next = if lost.is_empty() {
@@ -356,8 +356,7 @@ impl Diff<'_> {
                 // Everything goes to others before anything is taken: on what nobody has yet, else in the pool.
                 let held = self.held_by_others(path);
                 let free = |set: &CpuSet| Some(set.difference(&held)).filter(|s| !s.is_empty());
-                let there = free(target).filter(|s| !self.waits_for_slice(path, s));
-                there.or_else(|| free(&self.desired.pool)).unwrap_or_else(|| self.desired.pool.clone())
+                free(target).or_else(|| free(&self.desired.pool)).unwrap_or_else(|| self.desired.pool.clone())
             } else {
                 cpus_now.clone()
             };
@@ -368,9 +367,7 @@ impl Diff<'_> {
             let phase = if early { Phase::Prepare } else { Phase::ShrinkExclusive };
             self.write_cpus(phase, path, &cpus_now, next.clone());
             cpus_now = next;
-            if !self.waits_for_slice(path, target) {
-                self.write_cpus(Phase::GrowExclusive, path, &cpus_now, target.clone());
-            }
+            self.write_cpus(Phase::GrowExclusive, path, &cpus_now, target.clone());
             if self.desired.rewrite.contains(path)
                 && files.cpus == *target
                 && let Some(other) = self.other_list(target)
@@ -391,7 +388,8 @@ impl Diff<'_> {
         }
     }
 
-    /// The exclusive list of an owner's remote partition that has ended because no CPU of it is left.
+    /// The exclusive list of an owner's remote partition of which no CPU is left, so that it has ended or is about to: it may
+    /// read valid still.
     ///
     /// 7.3 takes such a partition's tasks away and leaves its flag "exclusive" (`remote_partition_disable`). When it
     /// becomes a member the flag goes only if its list has enough deadline bandwidth online, and as long as it is there no
@@ -402,7 +400,7 @@ impl Diff<'_> {
         let state = files.partition.as_ref()?;
         let exclusive = files.exclusive.as_ref().filter(|e| !e.is_empty())?;
         let remote = !self.observed.cpuset(&up)?.is_partition();
-        let ended = state.kind != PartitionKind::Member && state.invalid.is_some();
+        let ended = state.kind != PartitionKind::Member;
         let frozen = self.desired.frozen.contains(&(path.clone(), CpusetFile::Exclusive));
         let may = remote && ended && !frozen && !self.desired.narrow.contains(path);
         (may && exclusive.is_disjoint(&self.observed.online)).then_some(exclusive)

@@ -202,13 +202,28 @@ impl Diff<'_> {
         path.is_within(&self.desired.slice) && self.desired.partitions_slice()
     }
 
-    /// Whether a slice that is to be no partition lists none of these CPUs yet, because it still is one, or was when they
-    /// were offline: the tasks would run on all that the slice has. Its list comes last.
-    pub(super) fn waits_for_slice(&self, path: &CgroupPath, list: &CpuSet) -> bool {
-        let slice = self.observed.cpuset(&self.desired.slice).filter(|f| !f.cpus.is_empty());
-        let member =
-            self.desired.local && path.is_within(&self.desired.slice) && !self.desired.partitions_slice();
-        member && slice.is_some_and(|f| list.intersection(&f.cpus).is_disjoint(&self.observed.online))
+    /// Whether the slice is to be no partition, and has not yet all CPUs of those below: it is one still, or lists what was
+    /// online when it became a member. Until then nobody's list below changes: a CPU that the slice does not have serves
+    /// nobody, and whoever gives one up may have no other.
+    pub(super) fn slice_opens(&self, path: &CgroupPath) -> bool {
+        let slice = &self.desired.slice;
+        let (inside, member) =
+            (path.is_within(slice), self.desired.local && !self.desired.partitions_slice());
+        let Some(files) = self.observed.cpuset(slice).filter(|f| inside && member && !f.cpus.is_empty())
+        else {
+            return false;
+        };
+        if self.frozen(slice, if files.is_partition() { CpusetFile::Partition } else { CpusetFile::Cpus }) {
+            return false;
+        }
+        let online = &self.observed.online;
+        let lacks = |o: &super::OwnerCgroup| {
+            let served = !o.cpus.is_disjoint(online);
+            let list = if served { o.cpus.clone() } else { self.desired.pool.clone() };
+            !list.intersection(online).is_subset(&files.cpus)
+        };
+        let below = self.desired.owners.iter().filter(|(p, _)| p.is_within(slice));
+        files.is_partition() || below.into_iter().any(|(_, o)| lacks(o))
     }
 
     /// Whether somebody beside `path` has to leave all that he has to it. Until the slice has his new CPUs he has nowhere
