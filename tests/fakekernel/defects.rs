@@ -62,21 +62,21 @@ impl Owned {
         let traits = TaskTraits { activity, ..TaskTraits::default() };
         let from = if top_level { "own.slice" } else { "user.slice" };
         let task = sim.eyes.others(|k| k.spawn(&p(from), 1, traits)).unwrap();
-        if !top_level {
-            wish.pid = Some(task);
-        } else {
+        if top_level {
             wish.home = Home::Existing(p("own.slice"));
+        } else {
+            wish.pid = Some(task);
         }
         let answer = sim.admit(&wish).unwrap();
         assert!(matches!(answer, Answer::Assigned(..)), "{answer:?}");
         assert_eq!(sim.mode(&owner), Some(Mode::Partition));
         let at = sim.state.assignments.owners[&owner].cgroup.as_str().to_owned();
-        let mut owned = Self { sim, owner, at, task, other };
+        let mut made = Self { sim, owner, at, task, other };
         // A person's choice; the sweep takes either kind.
-        owned.put("cpuset.cpus.partition", kind);
-        assert_eq!(owned.get("cpuset.cpus.partition"), kind);
-        assert_eq!(owned.faults(), [], "{behaviour:?} {kind}");
-        owned
+        made.put("cpuset.cpus.partition", kind);
+        assert_eq!(made.get("cpuset.cpus.partition"), kind);
+        assert_eq!(made.faults(), [], "{behaviour:?} {kind}");
+        made
     }
 
     fn put(&mut self, file: &str, text: &str) {
@@ -145,8 +145,10 @@ impl Owned {
     }
 }
 
+type Make = fn() -> Behaviour;
+
 /// Where all CPUs can go at all.
-const ALL_GO: [(fn() -> Behaviour, &str); 4] = [
+const ALL_GO: [(Make, &str); 4] = [
     (Behaviour::strict, "isolated"),
     (Behaviour::amended, "isolated"),
     (Behaviour::lax, "isolated"),

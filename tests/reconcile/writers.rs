@@ -32,7 +32,7 @@ fn offline(sim: &mut Sim) {
 }
 
 /// That a partition has ended.
-fn lost(finding: &&Finding) -> bool {
+fn lost(finding: &Finding) -> bool {
     matches!(&finding.kind, FindingKind::Set(s) if matches!(s.fault, SetFault::PartitionLost { .. }))
 }
 
@@ -40,7 +40,7 @@ fn lost(finding: &&Finding) -> bool {
 fn ends(sim: &Sim) -> Vec<String> {
     sim.reports
         .iter()
-        .filter(lost)
+        .filter(|f| lost(f))
         .map(|f| f.cause.as_ref().map_or("none".into(), ToString::to_string))
         .collect()
 }
@@ -68,7 +68,8 @@ fn the_kernel_is_named_when_every_writer_is_seen() {
         assert_eq!(ends(&sim), told, "{sight:?}: {}", log(&sim));
         assert_eq!(sim.state.next_deadline(), None, "{sight:?}");
         // One finding, told anew; not two.
-        let ids: std::collections::BTreeSet<u64> = sim.reports.iter().filter(lost).map(|f| f.id).collect();
+        let ids: std::collections::BTreeSet<u64> =
+            sim.reports.iter().filter(|f| lost(f)).map(|f| f.id).collect();
         assert_eq!(ids.len(), 1, "{sight:?}");
     }
 }
