@@ -195,7 +195,8 @@ fn shared(desired: &Desired, model: &Observed) -> Vec<Both> {
         let claim = if files.is_partition() {
             claimed(files)
         } else if owner.mode == Mode::Member && files.cpus.is_disjoint(&desired.pool) {
-            files.cpus.clone()
+            // What it is lent while it has none may be lent to others too.
+            desired.leftovers.get(path).map_or_else(|| files.cpus.clone(), |lent| files.cpus.difference(lent))
         } else {
             continue; // not exclusive yet
         };
