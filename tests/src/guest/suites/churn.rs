@@ -71,15 +71,23 @@ struct Count {
     kills: u32,
     /// Of these, before the agent answered for the first time.
     at_start: u32,
+    /// Looks of the observer without a breach, at what a killed agent left, ...
+    frozen: u32,
+    /// ... and at what the next one has settled.
+    settled: u32,
+    /// Promises that were held against what was seen.
+    promises: usize,
 }
 
 impl fmt::Display for Count {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { assigned, released, refused, unfinished, kills, at_start } = self;
+        let Self { assigned, released, refused, unfinished, kills, at_start, frozen, settled, promises } =
+            self;
         write!(
             f,
             "{kills} kills ({at_start} while it started, {unfinished} into an unfinished request), {assigned} assigns \
-             and {released} releases acknowledged, {refused} assigns refused"
+             and {released} releases acknowledged, {refused} assigns refused; the observer looked {frozen} times at what \
+             a kill left and {settled} times at what was settled, {promises} promises in all, and found no breach"
         )
     }
 }
@@ -262,6 +270,9 @@ fn lives(shared: &Shared, rng: &mut Rng) -> Outcome {
         // Whatever was under way, those of whom it was not have what they were promised.
         observe(|| Ok(promises.clone()), &reserved, When::Settled)
             .with_context(|| format!("frozen after kill {kill}, {}", shared.lock().count))?;
+        let count = &mut shared.lock().count;
+        count.frozen += 1;
+        count.promises += promises.len();
     }
     agent.start_again()?;
     looked_after(shared, &reserved).context("in the last life")?;
@@ -270,7 +281,7 @@ fn lives(shared: &Shared, rng: &mut Rng) -> Outcome {
     anyhow::ensure!(count.unfinished > KILLS / 4, "hardly any kill fell into a request");
     truepin(&["release", "--all"])?.ok()?;
     equal("owners in the end", Promise::all()?, vec![])?;
-    settled(&reserved)?;
+    settled(shared, &reserved)?;
     for n in 0..CGROUPS {
         let cgroup = Cgroup::at(&path_of(&format!("c{n}")));
         equal("CPUs in the end", cgroup.cpus("cpuset.cpus.effective")?, machine::online()?)?;
@@ -315,12 +326,22 @@ fn compare(table: &mut Table, now: &[Promise]) -> Outcome {
 /// The agent has what was acknowledged, and has made it true.
 fn looked_after(shared: &Shared, reserved: &CpuSet) -> Outcome {
     compare(&mut shared.lock(), &Promise::all()?)?;
-    settled(reserved)
+    settled(shared, reserved)
 }
 
 /// The agent says that kernel and table agree, and the observer finds nothing.
-fn settled(reserved: &CpuSet) -> Outcome {
+fn settled(shared: &Shared, reserved: &CpuSet) -> Outcome {
     let status = wait_for_answer("/v1/status", secs(30), |s| s["settled"] == true)?;
     equal("problems", &status["problems"], &json!([]))?;
-    observe(Promise::all, reserved, When::Settled).map(drop)
+    let mut promises = 0;
+    let ask = || {
+        let all = Promise::all()?;
+        promises = all.len();
+        Ok(all)
+    };
+    observe(ask, reserved, When::Settled)?;
+    let count = &mut shared.lock().count;
+    count.settled += 1;
+    count.promises += promises;
+    Ok(())
 }
