@@ -80,7 +80,7 @@ fn new(found: Vec<Both>, before: &[Both]) -> Option<Both> {
 /// Whether owners' partitions hold every CPU that is online.
 fn starved(desired: &Desired, model: &Observed) -> bool {
     let held = partitions(model).filter(|(p, _)| is_ours(desired, p));
-    let held = held.fold(CpuSet::new(), |all, (_, s)| all.union(&claimed(s)));
+    let held = held.fold(CpuSet::new(), |all, (p, s)| all.union(&claimed(model, p, s)));
     !model.online.is_empty() && model.online.is_subset(&held)
 }
 
@@ -178,12 +178,15 @@ fn partitions(model: &Observed) -> impl Iterator<Item = (&CgroupPath, &CpusetObs
     model.cgroups.iter().filter_map(|(p, c)| Some((p, c.cpuset.as_ref().filter(|s| s.is_partition())?)))
 }
 
-/// What a partition asks for: `exclusive`, else `cpus`.
-fn claimed(files: &CpusetObserved) -> CpuSet {
-    match &files.exclusive {
-        Some(e) if !e.is_empty() => e.clone(),
-        _ => files.cpus.clone(),
-    }
+/// What a partition asks for and can have: of `exclusive` what the members above it list too, else `cpus`
+/// (`compute_effective_exclusive_cpumask`, 6.12).
+fn claimed(model: &Observed, path: &CgroupPath, files: &CpusetObserved) -> CpuSet {
+    let Some(exclusive) = files.exclusive.as_ref().filter(|e| !e.is_empty()) else {
+        return files.cpus.clone();
+    };
+    let above = path.ancestors().into_iter().filter(|up| !up.is_root());
+    let members = above.filter_map(|up| model.cpuset(&up).filter(|f| !f.is_partition())?.exclusive.clone());
+    members.fold(exclusive.clone(), |all, list| all.intersection(&list))
 }
 
 /// Owners that have CPUs in common.
@@ -193,7 +196,7 @@ fn shared(desired: &Desired, model: &Observed) -> Vec<Both> {
     for (path, owner) in &desired.owners {
         let Some(files) = model.cpuset(path) else { continue };
         let claim = if files.is_partition() {
-            claimed(files)
+            claimed(model, path, files)
         } else if owner.mode == Mode::Member && files.cpus.is_disjoint(&desired.pool) {
             // What it is lent while it has none may be lent to others too.
             desired.leftovers.get(path).map_or_else(|| files.cpus.clone(), |lent| files.cpus.difference(lent))
@@ -217,7 +220,7 @@ fn overlaps(desired: &Desired, model: &Observed) -> Vec<Both> {
     let mut found = Vec::new();
     for (path, files) in partitions(model).filter(|(p, _)| is_ours(desired, p)) {
         let Some(parent) = path.parent() else { continue };
-        let claim = claimed(files);
+        let claim = claimed(model, path, files);
         for (sibling, c) in model.children(&parent) {
             let Some(s) = c.cpuset.as_ref().filter(|_| sibling != path) else { continue };
             if desired.frozen.contains(&(sibling.clone(), CpusetFile::Cpus)) {
