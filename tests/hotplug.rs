@@ -6,7 +6,7 @@
 //! CPU only if none is free. Every move replaces a CPU that is lost at that moment, one for one: fewer are not possible.
 //! For some of the storms' changes the agent dies at every write and every save, before and after.
 //!
-//! `TRUEPIN_STORM_EVENTS` (default 1000, for each behaviour) and `TRUEPIN_STORM_SEED` choose others.
+//! `TRUEPIN_STORM_EVENTS` (default 1000, for each behaviour and seed) and `TRUEPIN_STORM_SEED` choose others.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails panics")]
 
 use std::collections::BTreeMap;
@@ -367,24 +367,33 @@ impl Storm {
     }
 }
 
-fn number(name: &str, default: u64) -> u64 {
-    match std::env::var(name) {
-        Ok(text) => text.parse().unwrap_or_else(|e| panic!("{name}={text:?}: {e}")),
-        Err(_) => default,
-    }
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|e| panic!("{name}={text:?}: {e}")))
 }
 
+/// Of the storms that are always run. Each but the first has shown a fault that the others do not: a slice that did not
+/// list what its owners were given (7), masks that nobody swept after a start and two lists that stuck at once (10).
+const SEEDS: [u64; 3] = [1, 7, 10];
+
 fn storm(behaviour: Behaviour) {
-    let (events, seed) = (number("TRUEPIN_STORM_EVENTS", 1000), number("TRUEPIN_STORM_SEED", 1));
-    let run = std::panic::catch_unwind(|| Storm::new(behaviour, seed, false).run(events));
-    // Once more, with a log.
-    let tally = run.unwrap_or_else(|_| Storm::new(behaviour, seed, true).run(events));
-    println!("{:?} (exclusive file: {}): {tally:?}", behaviour.model, behaviour.exclusive_file);
-    if events >= 1000 {
-        assert!(
-            tally.moves > 50 && tally.degraded > 20 && tally.crashes > 100,
-            "too little was tried: {tally:?}"
+    let events = number("TRUEPIN_STORM_EVENTS").unwrap_or(1000);
+    let seeds = number("TRUEPIN_STORM_SEED").map_or(SEEDS.to_vec(), |seed| vec![seed]);
+    let (mut moves, mut degraded, mut crashes) = (0, 0, 0);
+    for seed in &seeds {
+        let run = std::panic::catch_unwind(|| Storm::new(behaviour, *seed, false).run(events));
+        // Once more, with a log.
+        let tally = run.unwrap_or_else(|_| Storm::new(behaviour, *seed, true).run(events));
+        println!(
+            "{:?} (exclusive file: {}), seed {seed}: {tally:?}",
+            behaviour.model, behaviour.exclusive_file
         );
+        (moves, degraded, crashes) =
+            (moves + tally.moves, degraded + tally.degraded, crashes + tally.crashes);
+    }
+    if events >= 1000 && seeds == SEEDS {
+        let enough = moves > 50 * SEEDS.len() && degraded > 60 && crashes > 600;
+        assert!(enough, "too little was tried: {moves} moves, degraded {degraded} times, {crashes} crashes");
     }
 }
 

@@ -185,8 +185,9 @@ impl Seen {
         }
         self.pool(promises, reserved, &mut found);
         for t in self.threads.iter().filter(|t| !t.bound) {
-            // Kernel threads of a node (kswapd) keep its CPUs when the last one goes: the kernel's own affair.
-            if !t.kernel && t.allowed.is_disjoint(&self.online) {
+            // A kernel thread of a node (kswapd) keeps that node's CPUs when the last one goes: the kernel's own affair.
+            let of_a_node = t.kernel && t.cgroup.is_empty() && t.comm.starts_with("kswapd");
+            if !of_a_node && t.allowed.is_disjoint(&self.online) {
                 found.insert(format!("I4: {} has no online CPU in its mask {}", t.name(), t.allowed));
             }
         }
