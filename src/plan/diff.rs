@@ -156,7 +156,7 @@ impl Diff<'_> {
         })
     }
 
-    fn skip(&self, path: &CgroupPath) -> bool {
+    pub(super) fn skip(&self, path: &CgroupPath) -> bool {
         self.unready.contains(path)
     }
 
@@ -386,59 +386,6 @@ impl Diff<'_> {
         if want != PartitionKind::Member && may && (state.kind != want || state.invalid.is_some()) {
             self.write_partition(Phase::SetPartition, path, &state, want);
         }
-    }
-
-    /// The exclusive list of an owner's remote partition of which no CPU is left, so that it has ended or is about to: it may
-    /// read valid still.
-    ///
-    /// 7.3 takes such a partition's tasks away and leaves its flag "exclusive" (`remote_partition_disable`). When it
-    /// becomes a member the flag goes only if its list has enough deadline bandwidth online, and as long as it is there no
-    /// list may be written that has not (`validate_change`, EBUSY).
-    fn sticks(&self, path: &CgroupPath) -> Option<&CpuSet> {
-        let up = path.parent().filter(|up| !up.is_root())?;
-        let files = self.observed.cpuset(path)?;
-        let state = files.partition.as_ref()?;
-        let exclusive = files.exclusive.as_ref().filter(|e| !e.is_empty())?;
-        let remote = !self.observed.cpuset(&up)?.is_partition();
-        let ended = state.kind != PartitionKind::Member;
-        let frozen = self.desired.frozen.contains(&(path.clone(), CpusetFile::Exclusive));
-        let may = remote && ended && !frozen && !self.desired.narrow.contains(path);
-        (may && exclusive.is_disjoint(&self.observed.online)).then_some(exclusive)
-    }
-
-    /// The first owner whose list sticks and can be had with the pool, and that list: with that it has the bandwidth, and it ends well.
-    /// The cgroups above do not list the pool, so nothing is taken from it. A list that holds all of a sibling's CPUs would
-    /// be refused (EINVAL), and so would two that meet.
-    pub(super) fn widen(&self) -> Option<(CgroupPath, CpuSet)> {
-        self.desired.owners.keys().find_map(|path| Some((path.clone(), self.widened(path)?)))
-    }
-
-    fn widened(&self, path: &CgroupPath) -> Option<CpuSet> {
-        let exclusive = self.sticks(path)?;
-        let up = path.parent()?;
-        let mut pool = self.desired.pool.intersection(&self.observed.online);
-        for (_, sibling) in self.observed.children(&up).filter(|(p, _)| *p != path) {
-            let Some(files) = sibling.cpuset.as_ref() else { continue };
-            if files.exclusive.as_ref().is_some_and(|e| !e.is_disjoint(&pool)) {
-                pool = pool.difference(files.exclusive.as_ref()?);
-            }
-            let cpus = Some(&files.cpus).filter(|c| !c.is_empty() && c.is_subset(&exclusive.union(&pool)));
-            if let Some(one) = cpus.and_then(|c| c.intersection(&pool).first()) {
-                pool -= &CpuSet::single(one);
-            }
-        }
-        (!pool.is_empty()).then(|| exclusive.union(&pool))
-    }
-
-    /// Whether an owner beside this one has the pool in its exclusive list still: it gives it back with its next plan.
-    fn widened_beside(&self, path: &CgroupPath) -> bool {
-        let Some(up) = path.parent() else { return false };
-        let wide = |(other, c): (&CgroupPath, &CgroupObserved)| {
-            let exclusive = c.cpuset.as_ref().and_then(|f| f.exclusive.as_ref());
-            let ours = other != path && self.desired.owners.contains_key(other) && !self.skip(other);
-            ours && exclusive.is_some_and(|e| !e.is_disjoint(&self.desired.pool))
-        };
-        self.observed.children(&up).any(wide)
     }
 
     /// A list that is not this one, with which nobody loses his last CPU and nobody is in another's way: one CPU fewer,

@@ -28,6 +28,7 @@ mod local;
 mod targets;
 #[cfg(test)]
 mod tests;
+mod widen;
 
 pub use diff::diff;
 pub(crate) use diff::{overlapping, own_set};

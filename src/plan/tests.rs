@@ -509,6 +509,14 @@ fn the_checker_finds_each_invariant_broken() {
     }
     let all = check(&two, &only, &[exclusive("b", "0-1,4-7")]).unwrap_err();
     assert_eq!(all.invariant, "I3", "{all}");
+    // Of an exclusive list counts what the members above list too.
+    let mut wide = host(&["t", "t/x", "t/y"]);
+    partition(&mut wide, "t/x", "2-5");
+    let one = desired(&[("t/x", "2-3", Mode::Partition, true), ("t/y", "4-5", Mode::Member, true)]);
+    for (above, fine) in [("2-3", true), ("2-4", false), ("2-5", false)] {
+        files(&mut wide, "t").exclusive = Some(cpus(above));
+        assert_eq!(check(&one, &wide, &[list("t/y", "4-5")]).is_ok(), fine, "with {above} above");
+    }
     // What was broken before is mended in more than one step.
     files(&mut observed, "c").cpus = cpus("5-7");
     assert_eq!(check(&d, &observed, &[exclusive("a", "2"), list("c", "5-6"), list("c", "6")]), Ok(()));
@@ -538,6 +546,10 @@ fn who_has_no_cpu_left_runs_in_the_pool() {
         "grow-exclusive: echo 0-3,6-7 > /t/x/cpus",
     ];
     plans(&d("0-5"), &observed, &steps);
+    // Read before the kernel has told, and where it never does: it is valid still.
+    let mut early = observed.clone();
+    files(&mut early, "t/x").partition = Some(PartitionState::valid(PartitionKind::Root));
+    plans(&d("0-5"), &early, &steps);
     // One is back: only its own again, and then a partition.
     files(&mut observed, "t/x").partition = Some(PartitionState::valid(PartitionKind::Member));
     files(&mut observed, "t/x").cpus = cpus("0-3,6-7");

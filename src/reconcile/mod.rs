@@ -24,9 +24,10 @@
 //! true; a file in a fight is left alone (I8); a plan that the checker refuses is never applied.
 //!
 //! Nothing is tried for ever. A file that somebody changes while truepin works counts for I8 like any other; a step
-//! that fails twice, and a partition that does not come about, are left alone for a minute; [`converge`] ends after a
+//! that fails twice, and a partition that does not come about, are left alone for a minute ([`outcome`]); [`converge`] ends after a
 //! number of phases that no plan has. So events that truepin itself causes cannot keep it busy.
 
+mod answers;
 mod causes;
 mod converge;
 mod fights;
@@ -34,7 +35,9 @@ mod findings;
 mod hotplug;
 mod mend;
 mod messages;
+mod outcome;
 mod pods;
+mod record;
 mod requests;
 mod settle;
 mod step;
@@ -54,19 +57,16 @@ use crate::{
     checkpoint::{self, Checkpoint, Extra},
     containers::{ContainerId, ContainerMap},
     cpuset::CpuSet,
-    explain::{Explanation, explain},
     ledger::{Departure, Watched},
-    nodeset::NodeSet,
     observed::Observed,
     owner::Owner,
-    partition::{PartitionKind, PartitionState},
     placement::{Chooser, Scope, Strategy},
     plan::{self, Desired, Problem, Role},
     request::Isolation,
     stale::Sources,
     sweep::SetFinding,
     topology::CpuTopology,
-    verdict::{Beside, Evidence, Instant, Subject, Tolerance, Verdict, judge},
+    verdict::{Evidence, Instant, Tolerance, Verdict},
 };
 use causes::Causes;
 use fights::Fights;
@@ -529,95 +529,12 @@ impl State {
         if self.demoted && local { Mode::Member } else { a.mode }
     }
 
-    /// CPUs that could be handed out now: other managers' partitions are not among them.
-    #[must_use]
-    pub fn free(&self) -> CpuSet {
-        let foreign = plan::foreign(&self.desired(), &self.observed, None);
-        self.assignments.free(&self.online).difference(&foreign)
-    }
-
-    /// The record of the present table.
-    #[must_use]
-    pub fn checkpoint(&self) -> Checkpoint {
-        Checkpoint {
-            version: checkpoint::VERSION,
-            minor: self.kept.0,
-            epoch: self.epoch,
-            boot_id: self.boot_id.clone(),
-            topology: self.fingerprint.clone(),
-            strategy: self.strategy.clone(),
-            assignments: self.assignments.clone(),
-            containers: self.containers.clone(),
-            first: self.first.clone(),
-            extra: self.kept.1.clone(),
-        }
-    }
-
-    /// What was found, oldest first.
-    pub fn findings(&self) -> impl Iterator<Item = &Finding> {
-        self.findings.iter()
-    }
-
-    /// Examples of departures, oldest first.
-    pub fn departures(&self) -> impl Iterator<Item = &Departure> {
-        self.departures.iter()
-    }
-
-    /// Problems in force.
-    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
-        self.problems.iter()
-    }
-
-    /// Why an owner has fewer CPUs than are its own; none when it has all of them.
-    #[must_use]
-    pub fn degraded(&self, owner: &Owner) -> Option<&Problem> {
-        self.problems.iter().find(|p| matches!(p, Problem::Degraded { owner: o, .. } if o == owner))
-    }
-
-    /// The NUMA nodes of CPUs, offline ones included as far as they were seen online before.
-    #[must_use]
-    pub fn nodes_of(&self, cpus: &CpuSet) -> NodeSet {
-        cpus.iter().filter_map(|c| self.hotplug.places.get(&c).copied()).collect()
-    }
-
     /// Whether kernel and table agreed when last looked; if not, the next tick should look again.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let left_alone =
             !self.held_off.is_empty() || !self.blocked.is_empty() || self.fights.next_thaw().is_some();
         self.settled && !left_alone && !self.is_unsaved() && self.hotplug.deadline().is_none()
-    }
-
-    /// Whether the record lags behind the table.
-    fn is_unsaved(&self) -> bool {
-        match &self.durable {
-            Some(d) => {
-                d.assignments != self.assignments
-                    || d.first != self.first
-                    || d.containers != self.containers
-                    || d.boot_id != self.boot_id
-                    || d.strategy != self.strategy
-                    || d.topology != self.fingerprint
-            }
-            None => {
-                self.assignments.sets().next().is_some()
-                    || !self.first.is_empty()
-                    || !self.containers.is_empty()
-            }
-        }
-    }
-
-    /// Whether the record has all that a step rests on: the owners, and first values of what is written. First values
-    /// that are not needed any more may still be in it.
-    fn is_covered(&self) -> bool {
-        match &self.durable {
-            Some(d) => {
-                d.assignments.owners == self.assignments.owners
-                    && d.assignments.promised == self.assignments.promised
-                    && self.first.iter().all(|(path, f)| d.first.get(path) == Some(f))
-            }
-            None => self.assignments.sets().next().is_none() && self.first.is_empty(),
-        }
     }
 
     /// When something is to be looked at again: a file that was left alone, CPUs that went and came, a finding that has
@@ -639,58 +556,6 @@ impl State {
         self.hotplug.deadline()
     }
 
-    /// The verdict on `owner` at `now`, since `from` or since its epoch began; for one that is gone, its last verdict.
-    #[must_use]
-    pub fn verdict(&self, owner: &Owner, from: Option<&Evidence>, now: &Evidence) -> Option<Verdict> {
-        let Some(a) = self.assignments.owners.get(owner) else {
-            return self.concluded.iter().rev().find(|(o, _)| o == owner).map(|(_, v)| v.clone());
-        };
-        let runtime = self.runtime.get(owner)?;
-        // Without a base nothing was watched: the empty evidence says so.
-        let nothing = Evidence {
-            at: now.at,
-            clock: now.clock.clone(),
-            online: now.online.clone(),
-            ..Evidence::default()
-        };
-        let base = from.or(runtime.base.as_deref()).unwrap_or(&nothing);
-        // Since the assignment: all of its epochs.
-        let ended = || runtime.ended.iter().filter(|e| from.is_none_or(|f| e.at >= f.at));
-        let gaps = runtime.gaps.iter().filter(|(_, at)| *at >= base.at).map(|(why, _)| why.clone());
-        let away = runtime.away.iter().filter(|(_, at)| *at >= base.at);
-        let away = away.fold(CpuSet::new(), |all, (cpus, _)| all.union(cpus));
-        let away = (!away.is_empty()).then(|| format!("CPUs {away} went offline within the interval"));
-        let subject = Subject {
-            owner: owner.clone(),
-            cpus: a.cpus.clone(),
-            mode: self.in_force(a),
-            cgroup: runtime.id,
-            sets_swept: self.facts.cpuset && self.observed.cpuset(&a.cgroup).is_some(),
-            beside: Beside {
-                faults: ended().flat_map(|e| e.faults.iter().cloned()).collect(),
-                gaps: ended().map(|e| e.why.clone()).chain(away).chain(gaps).collect(),
-            },
-            // The kernel moves them off an isolated partition's CPUs, so none has business there.
-            kthread_budget_ns_per_s: match a.kind() {
-                PartitionKind::Isolated => 0,
-                PartitionKind::Root | PartitionKind::Member => self.settings.kthread_budget_ns_per_s,
-            },
-        };
-        let faults: Vec<SetFinding> = runtime
-            .faults
-            .iter()
-            .filter(|(_, _, last)| *last >= base.at)
-            .map(|(f, _, _)| f.clone())
-            .collect();
-        Some(judge(&subject, base, now, &faults, self.settings.tolerance))
-    }
-
-    /// The path of a cgroup id among those last read.
-    #[must_use]
-    pub fn path_of(&self, id: CgroupId) -> Option<&CgroupPath> {
-        self.observed.cgroups.iter().find(|(_, c)| c.id == id).map(|(p, _)| p)
-    }
-
     /// The mode that a request gets on this kernel, in a cgroup that truepin makes (`own`) or in somebody else's.
     fn resolve(
         &self,
@@ -709,16 +574,5 @@ impl State {
             _ if local => Err(AdmitError::OnlyOwn { owner: owner.clone() }),
             _ => Err(AdmitError::NoPartitions),
         }
-    }
-
-    /// Owners that should have a partition and have none, as last read, and why.
-    #[must_use]
-    pub fn broken_partitions(&self) -> Vec<(Owner, PartitionState, Explanation)> {
-        let one = |(owner, a): (&Owner, &Assignment)| {
-            let state = self.observed.cpuset(&a.cgroup)?.partition.clone()?;
-            let why = explain(&self.observed, &a.cgroup, &a.cpus)?;
-            (self.in_force(a) == Mode::Partition).then(|| (owner.clone(), state, why))
-        };
-        self.assignments.owners.iter().filter_map(one).collect()
     }
 }

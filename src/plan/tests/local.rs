@@ -47,6 +47,7 @@ fn settled() -> Observed {
 
 const X: (&str, &str, Mode, bool) = ("t/x", "2-3", Mode::Partition, true);
 const Y: (&str, &str, Mode, bool) = ("t/y", "4-5", Mode::Partition, true);
+const N: (&str, &str, Mode, bool) = ("t/n", "7", Mode::Member, true);
 const M: (&str, &str, Mode, bool) = ("t/m", "6", Mode::Member, true);
 
 #[track_caller]
@@ -253,6 +254,7 @@ fn processes_that_no_owner_has_get_cpus_inside() {
     observed.online = cpus("0-3,6-7");
     let d = desired(&[X, Y, M], &observed);
     assert_eq!(d.leftovers, [(p("t/y"), cpus("1"))].into());
+    assert_eq!(foreign(&d, &observed, None), cpus(""), "what it is lent may be given to others");
     let plan = diff(&d, &observed);
     assert_eq!(
         lines(&plan),
@@ -267,6 +269,16 @@ fn processes_that_no_owner_has_get_cpus_inside() {
     let observed = host(&["t", "t/x", "t/f"]);
     let d = desired(&[("t/x", "1-7", Mode::Partition, true)], &observed);
     assert_eq!(diff(&d, &observed).problems, [Problem::Crowded { path: p("t/f") }]);
+    // No slice becomes a partition that leaves nothing to the root; one that is stays.
+    let mut observed = host(&["t", "t/x"]);
+    let d = Desired { pool: CpuSet::new(), ..desired(&[X], &observed) };
+    assert!(
+        !lines(&diff(&d, &observed)).iter().any(|l| l.contains("partition")),
+        "{:?}",
+        diff(&d, &observed)
+    );
+    partition(&mut observed, "t", "2-3", "");
+    assert!(!lines(&diff(&d, &observed)).iter().any(|l| l.contains("> /t/cpus.partition")));
 }
 
 #[test]
@@ -303,6 +315,15 @@ fn the_checker_knows_what_a_local_partition_stands_on() {
         assert_eq!((broken.index, broken.invariant), (index, invariant), "{broken}");
         assert!(broken.what.contains(needle), "{broken}");
     }
+    // Two owners without a CPU are lent the same one; what is their own is not lent.
+    let mut lent = host(&["t", "t/x", "t/m", "t/n"]);
+    lent.online = cpus("0-5");
+    let d = desired(&[X, M, N], &lent);
+    assert_eq!(d.leftovers, [(p("t/m"), cpus("1")), (p("t/n"), cpus("1"))].into());
+    assert_eq!(check(&d, &lent, &[list("t/m", "1,6"), list("t/n", "1,7")]), Ok(()));
+    let broken = check(&d, &lent, &[list("t/m", "1,6"), list("t/n", "1,6-7")]).unwrap_err();
+    assert!(broken.what.contains("/t/m and /t/n would both have CPUs 6"), "{broken}");
+    let d = desired(&[X, Y, M], &observed);
     // What others have broken is mended in more than one step.
     let mut observed = observed;
     files(&mut observed, "t").partition = Some(PartitionState::valid(member));

@@ -15,7 +15,7 @@ use crate::guest::{
 use anyhow::Context;
 use nix::errno::Errno;
 use serde_json::Value;
-use stage::{Deed, Home, Stage, Tried, Trio, by_hand, idle, reserved};
+use stage::{Deed, Home, Stage, Tried, Trio, assign_svc, by_hand, idle, reserved};
 use truepin::CpuSet;
 
 /// The suite. Written for the machine `eight`: CPUs 0-7, of which truepin reserves the first core.
@@ -288,21 +288,9 @@ fn isolated(guest: &mut Guest) -> Outcome {
     // Somebody else's cgroup, where that can be one: changed in place when asked again.
     let svc = Cgroup::create("work.slice/svc", "+cpuset")?;
     let load = idle().cgroup(svc.path()).spawn()?;
-    let ask = |isolation: &str| {
-        truepin(&[
-            "assign",
-            "unit/svc.service",
-            "--cgroup",
-            "/work.slice/svc",
-            "--cpus",
-            "2",
-            "--isolation",
-            isolation,
-        ])
-    };
     if facts::exclusive_file()? {
         for (isolation, word) in [("partition", "root"), ("isolated", "isolated"), ("partition", "root")] {
-            let asked = ask(isolation)?.ok()?;
+            let asked = assign_svc(isolation)?.ok()?;
             equal("partition", svc.read("cpuset.cpus.partition")?, word.to_owned())?;
             equal(
                 "a warning",
@@ -312,7 +300,7 @@ fn isolated(guest: &mut Guest) -> Outcome {
             equal("mask", load.task().allowed()?, svc.cpus("cpuset.cpus.exclusive")?)?;
         }
     } else {
-        let refused = ask("isolated")?;
+        let refused = assign_svc("isolated")?;
         anyhow::ensure!(refused.code() == 1 && refused.stderr.contains("cpuset.cpus.exclusive"), "{refused}");
         let (_, owner) =
             truepin_json(&["assign", "unit/svc.service", "--cgroup", "/work.slice/svc", "--cpus", "2"])?;

@@ -1,7 +1,7 @@
 //! An agent with owners, and somebody who does to them what must not be done.
 
 use crate::guest::{
-    Agent, Cgroup, Guest, Outcome, Program, RunOwner, Task, Workload, equal, facts, http, millis,
+    Agent, Cgroup, Guest, Outcome, Program, Ran, RunOwner, Task, Workload, equal, facts, http, millis,
     observer::{Promise, When, observe},
     secs, truepin, wait_until,
 };
@@ -99,6 +99,12 @@ pub(super) enum Home {
     Theirs,
 }
 
+/// Two CPUs for what is somebody else's: `work.slice/svc`.
+pub(super) fn assign_svc(isolation: &str) -> anyhow::Result<Ran> {
+    let to = ["assign", "unit/svc.service", "--cgroup", "/work.slice/svc", "--cpus", "2"];
+    truepin(&[&to[..], &["--isolation", isolation]].concat())
+}
+
 impl Stage {
     /// Somebody else's cgroup can be a partition only where there is `cpuset.cpus.exclusive`.
     pub(super) fn homes() -> anyhow::Result<&'static [Home]> {
@@ -116,17 +122,7 @@ impl Stage {
         } else {
             let home = Cgroup::create("work.slice/svc", "+cpuset")?;
             loads.push(idle().cgroup(home.path()).spawn()?);
-            let assigned = truepin(&[
-                "assign",
-                "unit/svc.service",
-                "--cgroup",
-                "/work.slice/svc",
-                "--cpus",
-                "2",
-                "--isolation",
-                isolation,
-            ])?;
-            assigned.ok()?;
+            assign_svc(isolation)?.ok()?;
             (home, "unit/svc.service".to_owned(), None)
         };
         let up = Cgroup::at(home.path().rsplit_once('/').context("a cgroup below another")?.0);
