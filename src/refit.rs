@@ -50,18 +50,26 @@ pub struct Refit {
     pub lost: CpuSet,
     /// How many of them could not be replaced.
     pub missing: usize,
+    /// What its CPUs shared, as far as that is known, and what those that are online share now. Neither the policy for nodes
+    /// nor whole cores can be asked for again, because replacements must not move what is there.
+    pub shares: Option<(String, String)>,
     /// Where its memory comes from now, if that is not where it came from; empty: from anywhere, because no nodes had room.
     pub memory: Option<NodeSet>,
 }
 
 impl fmt::Display for Refit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { owner, from, to, lost, missing, memory } = self;
+        let Self { owner, from, to, lost, missing, shares, memory } = self;
         write!(f, "{owner}: ")?;
         if from != to {
-            write!(f, "CPUs {lost} are gone or reserved now; it has {to} instead of {from}")?;
+            let cpus = if lost.len() == 1 { format!("CPU {lost} is") } else { format!("CPUs {lost} are") };
+            write!(f, "{cpus} offline or reserved now; it has {to} instead of {from}")?;
             if *missing > 0 {
                 write!(f, ", {missing} could not be replaced")?;
+            }
+            if let Some((was, is)) = shares {
+                write!(f, " ({is}")?;
+                if was.is_empty() { f.write_str(")")? } else { write!(f, "; before: {was})")? }
             }
         }
         let and = if from == to { "" } else { "; " };
@@ -104,14 +112,21 @@ pub fn refit(table: &mut Assignments, now: Now<'_>, mut generation: impl FnMut()
             continue;
         }
         let generation = generation();
-        if let Some(a) = table.owners.get_mut(&owner) {
-            a.original.get_or_insert_with(|| from.clone());
-            (a.cpus, a.generation) = (to.clone(), generation);
+        let (original, cpus, number, reason) = if let Some(a) = table.owners.get_mut(&owner) {
+            (&mut a.original, &mut a.cpus, &mut a.generation, &mut a.reason)
         } else if let Some(p) = table.promised.get_mut(&owner) {
-            p.original.get_or_insert_with(|| from.clone());
-            (p.cpus, p.generation) = (to.clone(), generation);
-        }
-        done.push(Refit { owner, from, to, lost, missing, memory: None });
+            (&mut p.original, &mut p.cpus, &mut p.generation, &mut p.reason)
+        } else {
+            continue;
+        };
+        original.get_or_insert_with(|| from.clone());
+        (*cpus, *number) = (to.clone(), generation);
+        let there = to.intersection(now.topology.online());
+        let shares = (!there.is_empty()).then(|| {
+            let is = placement::Placement::of(now.topology, there, &NodeSet::new()).reason.to_string();
+            (std::mem::replace(reason, is.clone()), is)
+        });
+        done.push(Refit { owner, from, to, lost, missing, shares, memory: None });
     }
     memory(table, now.topology, &mut done);
     done
@@ -149,6 +164,7 @@ fn memory(table: &mut Assignments, topology: &CpuTopology, done: &mut Vec<Refit>
                 to: cpus,
                 lost: CpuSet::new(),
                 missing: 0,
+                shares: None,
                 memory: Some(nodes),
             }),
         }

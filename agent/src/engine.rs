@@ -264,7 +264,12 @@ impl Engine {
                 self.watch_writers();
                 Some(Event::Configured(self.configure(&watched)))
             }
-            Effect::Collect => Some(Event::Collected(self.collect())),
+            Effect::Collect => {
+                let evidence = self.collect();
+                // A CPU that was away within the interval and is back shows in no sample; it was reported before it came.
+                results.extend(self.heard_hotplug());
+                Some(Event::Collected(evidence))
+            }
             Effect::SweepTasks(owners) => Some(Event::Swept(self.sweep(owners))),
             Effect::Confine(cpus) => {
                 self.confine(&cpus);
@@ -319,9 +324,9 @@ impl Engine {
             }
         }
         if !self.kernel.mount().copied {
-            match procfs::task(1) {
-                Ok(task) => sweep.outside.extend(task),
-                Err(error) => tracing::warn!("sweep of pid 1: {}", chain(&error)),
+            match procfs::outside(&self.kernel.mount().root) {
+                Ok(tasks) => sweep.outside = tasks,
+                Err(error) => tracing::warn!("sweep of the root cgroup: {}", chain(&error)),
             }
         }
         sweep
@@ -363,20 +368,28 @@ impl Engine {
         self.news
     }
 
-    /// Takes down what was reported of CPUs that go and come; the state says when it is acted on.
-    fn hear_hotplug(&mut self) -> bool {
-        let report = match self.hotplug.as_mut().map(Hotplug::drain) {
-            Some(Ok(report)) => report,
-            Some(Err(error)) => {
-                tracing::warn!("{}", chain(&error));
-                None
-            }
-            None => None,
-        };
-        let Some(report) = report else { return false };
+    /// What was reported of CPUs that go and come since the last call.
+    fn heard_hotplug(&mut self) -> Option<Event> {
+        let (report, failed) = self.hotplug.as_mut()?.drain();
+        for error in failed {
+            tracing::warn!("{}", chain(&error));
+        }
+        let report = report?;
         tracing::debug!("CPUs went: {}, came: {}, were told to: {}", report.went, report.came, report.tried);
-        self.drive(Event::Hotplug(report));
-        true
+        Some(Event::Hotplug(report))
+    }
+
+    /// Takes that down; the state says when it is acted on.
+    fn hear_hotplug(&mut self) -> bool {
+        let heard = self.heard_hotplug();
+        heard.map(|event| self.drive(event)).is_some()
+    }
+
+    /// Evidence of everything, for the tick.
+    pub fn tick(&mut self) {
+        let evidence = self.collect();
+        self.hear_hotplug();
+        self.drive(Event::Collected(evidence));
     }
 
     /// Reads what the kernel reported since the last call and acts on it; of departures only with `ring`.

@@ -6,8 +6,9 @@
 //! writer of `cpuN/online` or `smt/control` tells of every attempt, refused ones too: both files are written by one
 //! `write(2)`, and the close comes when the kernel is done with it (`vfs_close`, whatever the write returned). Both are
 //! read-only, so audit mode has them too. Reports that the kernel had to drop (`ENOBUFS`, `IN_Q_OVERFLOW`) are reported as
-//! lost: anything may have happened.
-//! Invariant: only what the kernel itself sent counts (port id 0).
+//! lost: anything may have happened. So are those that were not read because reading failed.
+//! Invariants: only what the kernel itself sent counts (port id 0); what was taken from the kernel is reported, whatever
+//! fails after that.
 
 use nix::sys::{
     inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor},
@@ -81,7 +82,7 @@ impl Hotplug {
         (Self { uevents, attempts }, missing)
     }
 
-    /// The means in force, in words; none: hotplug is found at the tick.
+    /// The means in force, in words.
     #[must_use]
     pub fn means(&self) -> Option<&'static str> {
         match (&self.uevents, &self.attempts) {
@@ -98,22 +99,41 @@ impl Hotplug {
         uevents.into_iter().chain(self.attempts.as_ref().map(|a| a.inotify.as_fd()))
     }
 
-    /// What happened since the last call; `None` for nothing.
-    pub fn drain(&mut self) -> Result<Option<HotplugReport>, HotplugError> {
+    /// Whether uevents are heard, and attempts.
+    #[must_use]
+    pub fn hears(&self) -> (bool, bool) {
+        (self.uevents.is_some(), self.attempts.is_some())
+    }
+
+    /// What happened since the last call, `None` for nothing; and what failed, which is reported as a loss as well.
+    pub fn drain(&mut self) -> (Option<HotplugReport>, Vec<HotplugError>) {
         let mut report = HotplugReport::default();
         let mut any = false;
-        if let Some(uevents) = &mut self.uevents {
-            any |= uevents.drain(&mut report)?;
+        let mut failed = Vec::new();
+        let uevents = self.uevents.as_mut().map(|u| u.drain(&mut report));
+        let attempts = self.attempts.as_mut().map(|a| a.drain(&mut report));
+        for drained in [uevents, attempts].into_iter().flatten() {
+            any |= drained.unwrap_or_else(|error| {
+                failed.push(error);
+                report.lost = true;
+                true
+            });
         }
         if let Some(attempts) = &mut self.attempts {
-            any |= attempts.drain(&mut report)?;
-            let plugged = self.uevents.as_mut().is_some_and(|u| std::mem::take(&mut u.plugged));
             // Its file is not watched yet; nor may be those of which the report was lost.
+            let plugged = self.uevents.as_ref().is_some_and(|u| u.plugged);
             if plugged || report.lost {
-                attempts.watch()?;
+                match attempts.watch() {
+                    Ok(()) => self.uevents.iter_mut().for_each(|u| u.plugged = false),
+                    // Tried again with the next report.
+                    Err(error) => {
+                        failed.push(error);
+                        (report.lost, any) = (true, true);
+                    }
+                }
             }
         }
-        Ok(any.then_some(report))
+        (any.then_some(report), failed)
     }
 }
 

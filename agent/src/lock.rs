@@ -39,12 +39,15 @@ const DYING: Duration = Duration::from_secs(10);
 /// Locks `file`, which is `path`, until it is dropped. Waits for a holder that is dying, not for one that lives.
 pub fn exclusive(mut file: File, path: &Path) -> Result<Flock<File>, LockError> {
     let until = Instant::now() + DYING;
+    let mut alive = 0;
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(lock),
             Err((back, nix::errno::Errno::EWOULDBLOCK)) => {
                 let holder = back.metadata().ok().and_then(|m| holder(m.ino()));
-                if holder.as_deref().is_some_and(lives) || Instant::now() >= until {
+                // Twice, because between the signal and its effect there is an instant in which nothing shows it.
+                alive = if holder.as_deref().is_some_and(lives) { alive + 1 } else { 0 };
+                if alive > 1 || Instant::now() >= until {
                     let holder = holder.unwrap_or_else(|| "unknown".into());
                     return Err(LockError::Held { path: path.into(), holder });
                 }
@@ -58,10 +61,21 @@ pub fn exclusive(mut file: File, path: &Path) -> Result<Flock<File>, LockError> 
     }
 }
 
-/// Whether a process is more than a zombie: `stat` has its state after the name in parentheses (proc(5)).
+/// Whether a process is neither a zombie nor about to be one: `stat` has its state after the name in parentheses, and its
+/// flags as field 9 (proc(5)); a SIGKILL may be on its way.
 fn lives(pid: &str) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    const PF_EXITING: u32 = 4; // include/linux/sched.h
+    const SIGKILL: u64 = 1 << 8;
+    let read = |name| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let (stat, status) = (read("stat"), read("status"));
+    let Some((_, rest)) = stat.rsplit_once(") ") else { return false };
+    let exits =
+        rest.split(' ').nth(6).and_then(|f| f.parse::<u32>().ok()).is_some_and(|f| f & PF_EXITING != 0);
+    let pending = ["SigPnd:", "ShdPnd:"].into_iter().filter_map(|key| {
+        u64::from_str_radix(status.lines().find_map(|l| l.strip_prefix(key))?.trim(), 16).ok()
+    });
+    let killed = pending.fold(0, |all, set| all | set) & SIGKILL != 0;
+    !rest.starts_with(['Z', 'X']) && !exits && !killed
 }
 
 /// The process with an flock on this inode: `1: FLOCK ADVISORY WRITE 710 00:1a:32 0 EOF` (proc(5)). It only helps a

@@ -149,6 +149,40 @@ pub fn tasks_in(dir: &Path) -> Result<Vec<TaskMask>, ProcError> {
     Ok(found)
 }
 
+/// A CPU that leaks shows in the mask of any of them.
+const OUTSIDE: usize = 64;
+/// A big host has a few kernel threads a CPU, all of them in the root cgroup; reading one takes some 10 us.
+const LOOKED_AT: usize = 4096;
+
+/// Threads of the root cgroup at `mount` that are no kernel threads, pid 1 first: at most 64, of the first 4,096 there. Pid 1 may be elsewhere (systemd: `init.scope`) and is read all the same.
+pub fn outside(mount: &Path) -> Result<Vec<TaskMask>, ProcError> {
+    let mut found: Vec<TaskMask> = task(1)?.into_iter().collect();
+    let path = mount.join("cgroup.threads");
+    let text = fs::read_to_string(&path).map_err(|source| ProcError::Read { path, source })?;
+    let tids = text.lines().filter_map(|l| l.parse::<u32>().ok()).filter(|t| *t > 2).take(LOOKED_AT);
+    for tid in tids {
+        if found.len() == OUTSIDE {
+            break;
+        }
+        if !is_kernel_thread(tid) {
+            found.extend(task(tid)?);
+        }
+    }
+    Ok(found)
+}
+
+/// Whether its flags say so (`PF_KTHREAD`, include/linux/sched.h; field 9 of `stat`). What is gone is none.
+fn is_kernel_thread(tid: u32) -> bool {
+    const PF_KTHREAD: u32 = 0x0020_0000;
+    let Ok(stat) = fs::read(format!("/proc/{tid}/stat")) else { return false };
+    let stat = String::from_utf8_lossy(&stat);
+    let rest = stat.rfind(')').and_then(|close| stat.get(close + 1..)).unwrap_or_default();
+    rest.split_ascii_whitespace()
+        .nth(6)
+        .and_then(|f| f.parse::<u32>().ok())
+        .is_some_and(|f| f & PF_KTHREAD != 0)
+}
+
 /// Looks again at threads that are allowed outside `cpus`: one that has left the cgroup at `path` meanwhile was never a
 /// fault of it, and a mask may be on its way.
 pub fn still_in(path: &CgroupPath, cpus: &CpuSet, tasks: Vec<TaskMask>) -> Result<Vec<TaskMask>, ProcError> {

@@ -335,8 +335,7 @@ impl Agent {
                 );
                 self.engine.drive(Event::Found(FindingKind::Rival(text)));
             }
-            let evidence = self.engine.collect();
-            self.engine.drive(Event::Collected(evidence));
+            self.engine.tick();
             self.declare();
         }
     }

@@ -14,7 +14,7 @@ use crate::{
     engine::Engine,
     evidence::{self, Collector},
     fault::Faults,
-    hotplug::Hotplug,
+    hotplug::{Hotplug, HotplugError},
     kubelet,
     lock::{self, LockError},
     paths::Paths,
@@ -66,12 +66,12 @@ pub enum StartError {
     #[error(transparent)]
     Lock(#[from] LockError),
     /// `reserved` does not fit the machine.
-    #[error(
-        "reserved = {reserved:?}: this machine does not have these CPUs, or none of them is online (online are {online})"
-    )]
+    #[error("reserved = {reserved:?}: {why} (online are {online})")]
     Reserved {
         /// As configured.
         reserved: String,
+        /// What does not fit.
+        why: String,
         /// What there is.
         online: CpuSet,
     },
@@ -189,6 +189,10 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
         notes.push(error.to_string());
         Faults::default()
     });
+    let hotplug = hotplug(config, paths, &mut notes);
+    // A recorded machine's CPUs do not go and come.
+    let recorded = paths.sysfs != Path::new("/");
+    let (uevents, attempts) = hotplug.as_ref().map_or((recorded, recorded), Hotplug::hears);
     let (probe, writers) = programs(config, &mount, faults, &mut notes)?;
     let facts = KernelFacts {
         cpuset: mount.cpuset,
@@ -196,6 +200,8 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
         partition,
         empty_refused: false,
         bpf: probe.is_some(),
+        no_uevents: !uevents,
+        no_attempts: !attempts,
     };
     let settings = Settings {
         audit,
@@ -243,7 +249,6 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
         let owner = c.owner.clone().unwrap_or_else(|| Owner::Cgroup(c.path.clone()));
         Some(Declared { owner, path: c.path.clone(), cpus, refused: None, released: false })
     });
-    let hotplug = hotplug(config, paths, &mut notes);
     let mut engine = Engine::new(state, kernel, collector, store, writers, scanner, paths.sysfs.clone());
     (engine.watch, engine.hotplug) = (watch, hotplug);
     // What is taken over depends on who runs; everything else can be named later.
@@ -267,7 +272,11 @@ fn hotplug(config: &Config, paths: &Paths, notes: &mut Vec<String>) -> Option<Ho
     }
     let (hotplug, missing) = Hotplug::new();
     for error in missing {
-        notes.push(format!("{}; some CPUs that go and come are found at the tick only", chain(&error)));
+        let without = match error {
+            HotplugError::Netlink { .. } => "a CPU that goes and comes back may go unseen, so nobody is HELD",
+            _ => "what an offline that the kernel refused leaves behind is found at the tick only",
+        };
+        notes.push(format!("{}; {without}", chain(&error)));
     }
     hotplug.means().is_some().then_some(hotplug)
 }
@@ -419,14 +428,18 @@ fn reserved(config: &Config, topology: &CpuTopology) -> Result<CpuSet, StartErro
     match &config.reserved {
         Reserve::Cpus(cpus) => {
             let strange = cpus.difference(topology.present().unwrap_or(online));
-            if !strange.is_empty() || !cpus.is_empty() && cpus.is_disjoint(online) {
-                let (reserved, online) = (cpus.to_string(), online.clone());
-                return Err(StartError::Reserved { reserved, online });
-            }
-            Ok(cpus.clone())
+            let why = if !strange.is_empty() {
+                format!("this machine has no CPUs {strange}")
+            } else if !cpus.is_empty() && cpus.is_disjoint(online) {
+                "none of these CPUs is online".to_owned()
+            } else {
+                return Ok(cpus.clone());
+            };
+            Err(StartError::Reserved { reserved: cpus.to_string(), why, online: online.clone() })
         }
         Reserve::Count(count) if *count as usize > online.len() => {
-            Err(StartError::Reserved { reserved: count.to_string(), online: online.clone() })
+            let why = format!("{count} CPUs are to be reserved, and {} are there", online.len());
+            Err(StartError::Reserved { reserved: count.to_string(), why, online: online.clone() })
         }
         Reserve::Count(count) => {
             if let Strategy::Kubelet { options, .. } = config.strategy {

@@ -550,6 +550,13 @@ fn who_has_no_cpu_left_runs_in_the_pool() {
     let mut early = observed.clone();
     files(&mut early, "t/x").partition = Some(PartitionState::valid(PartitionKind::Root));
     plans(&d("0-5"), &early, &steps);
+    // Somebody's wide list above: with the pool it would have the pool's CPUs. It is written as it is to be.
+    let mut wide = observed.clone();
+    files(&mut wide, "t").exclusive = Some(cpus("0-2,6-7"));
+    let mut steps = steps;
+    steps[0] = "prepare: echo 3,6-7 > /t/x/cpus.exclusive";
+    let plan = diff(&d("0-5"), &wide);
+    assert!(lines(&plan).contains(&steps[0].to_owned()), "{:?}", lines(&plan));
     // One is back: only its own again, and then a partition.
     files(&mut observed, "t/x").partition = Some(PartitionState::valid(PartitionKind::Member));
     files(&mut observed, "t/x").cpus = cpus("0-3,6-7");

@@ -5,8 +5,8 @@
 //! online, and as long as it is there no list may be written that has not (`validate_change`, EBUSY).
 //! Steps: the list is written with the pool's CPUs added, which gives it the bandwidth; then it becomes a member and the
 //! flag goes; the next plan writes the list that is wanted. One list at a time.
-//! Invariants: the cgroups above do not list the pool, so nothing is taken from it; a list never meets that of a cgroup
-//! beside it, nor holds all of that one's CPUs (EINVAL).
+//! Invariants: only CPUs are added that the cgroups above do not list, so nothing is taken from the pool; a list never meets
+//! that of a cgroup beside it, nor holds all of that one's CPUs (EINVAL).
 
 use super::Diff;
 use crate::{
@@ -40,6 +40,12 @@ impl Diff<'_> {
         let exclusive = self.sticks(path)?;
         let up = path.parent()?;
         let mut pool = self.desired.pool.intersection(&self.observed.online);
+        // Above somebody else's cgroup the lists may be wide: what all of them hold it would really get.
+        let above = path.ancestors().into_iter().filter(|up| !up.is_root());
+        let mut lists = above.filter_map(|up| self.observed.cpuset(&up)?.exclusive.clone());
+        if let Some(first) = lists.next() {
+            pool = pool.difference(&lists.fold(first, |all, list| all.intersection(&list)));
+        }
         for (_, sibling) in self.observed.children(&up).filter(|(p, _)| *p != path) {
             let Some(files) = sibling.cpuset.as_ref() else { continue };
             if files.exclusive.as_ref().is_some_and(|e| !e.is_disjoint(&pool)) {

@@ -72,6 +72,9 @@ impl State {
         let away = runtime.away.iter().filter(|(_, at)| *at >= base.at);
         let away = away.fold(CpuSet::new(), |all, (cpus, _)| all.union(cpus));
         let away = (!away.is_empty()).then(|| format!("CPUs {away} went offline within the interval"));
+        let unheard = self.facts.no_uevents.then(|| {
+            "CPU hotplug is not heard (no uevents): a CPU that went and came within the interval was not seen".to_owned()
+        });
         let subject = Subject {
             owner: owner.clone(),
             cpus: a.cpus.clone(),
@@ -80,7 +83,7 @@ impl State {
             sets_swept: self.facts.cpuset && self.observed.cpuset(&a.cgroup).is_some(),
             beside: Beside {
                 faults: ended().flat_map(|e| e.faults.iter().cloned()).collect(),
-                gaps: ended().map(|e| e.why.clone()).chain(away).chain(gaps).collect(),
+                gaps: ended().map(|e| e.why.clone()).chain(away).chain(gaps).chain(unheard).collect(),
             },
             // The kernel moves them off an isolated partition's CPUs, so none has business there.
             kthread_budget_ns_per_s: match a.kind() {
@@ -109,7 +112,9 @@ impl State {
         let one = |(owner, a): (&Owner, &Assignment)| {
             let state = self.observed.cpuset(&a.cgroup)?.partition.clone()?;
             let why = explain(&self.observed, &a.cgroup, &a.cpus)?;
-            (self.in_force(a) == Mode::Partition).then(|| (owner.clone(), state, why))
+            // Without a CPU it cannot be one, and runs in the pool meanwhile: it is degraded, and that is told.
+            let may = self.in_force(a) == Mode::Partition && !a.cpus.is_disjoint(&self.online);
+            may.then(|| (owner.clone(), state, why))
         };
         self.assignments.owners.iter().filter_map(one).collect()
     }

@@ -130,11 +130,13 @@ impl Turn<'_> {
         self.settle_names();
         self.s.leaving = self.recognise();
         if self.s.settings.audit {
+            self.s.fitted = true; // nothing is fitted to it, and what goes from now on is of interest
             if self.doubts(&Plan::default()) {
                 return self.observe();
             }
             return self.settle();
         }
+        let first = !self.s.fitted;
         self.fit();
         self.demote();
         let stale = self.s.stale().into_iter().map(|o| (o, super::pods::NOT_ACTIVE));
@@ -150,6 +152,9 @@ impl Turn<'_> {
             (self.s.settled, self.s.observed) = (was_settled, before);
             self.s.causes.unreads(unread);
             return self.observe();
+        }
+        if first {
+            self.found_at_start(&plan);
         }
         if was_settled {
             self.sets(Some(&before));
@@ -233,7 +238,7 @@ impl Turn<'_> {
                     }
                     runtime.seen = true;
                     if matches!(owner, Owner::Run(_)) && a.created && runtime.entered && !cgroup.populated {
-                        leaves("its last process has ended");
+                        leaves("no process is left in its cgroup");
                     }
                 }
                 None if runtime.seen => leaves("its cgroup was removed"),
@@ -304,6 +309,27 @@ impl Turn<'_> {
         }
         self.s.progress.agreed = agreed;
         frozen
+    }
+
+    /// What the record wants otherwise of its owners' cgroups than they were found: changed while no agent ran, or left half
+    /// done by one that died. Who did it nobody saw; that it was so is told.
+    fn found_at_start(&mut self, plan: &Plan) {
+        let new = self.s.rebooted || self.s.durable.is_none();
+        let owned = |path: &CgroupPath| self.s.assignments.owner_of(path).is_some();
+        let one = |p: &Planned| match &p.step {
+            Step::Write { path, file, new, .. } if owned(path) => {
+                let found = text_of(&self.s.observed, path, *file);
+                Some(format!("{} of {path} read {found:?} and is to be {:?}", file.name(), new.to_string()))
+            }
+            _ => None,
+        };
+        let found: Vec<String> = plan.steps.iter().filter(|_| !new).filter_map(one).collect();
+        if !found.is_empty() {
+            self.report(FindingKind::Note(format!(
+                "found at the start, changed while no agent ran or left half done by one that died: {}",
+                found.join("; ")
+            )));
+        }
     }
 
     /// Whether the kernel changed a partition's state because CPUs went or came: the word is the same, only whether it is valid

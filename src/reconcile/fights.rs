@@ -65,6 +65,12 @@ impl Fights {
         over
     }
 
+    /// As [`Fights::pardoned`], if the newest change is not older than that.
+    pub(super) fn pardoned_since(&mut self, key: &Key, ns: u64) -> bool {
+        let young = |file: &File| file.changes.back().is_some_and(|(_, at)| *at >= ns);
+        self.files.get(key).is_some_and(young) && self.pardoned(key)
+    }
+
     /// A change of a file that is left alone already: the quiet minute starts anew.
     pub(super) fn touched(&mut self, key: &Key, now_ns: u64) {
         if let Some(file) = self.files.get_mut(key).filter(|f| f.frozen) {

@@ -9,14 +9,16 @@
 //! Invariants: whoever had a CPU offline, or may have had, is not Held over that time; nobody is moved back when CPUs
 //! return.
 
-use super::{Effect, Ended, FindingKind, HotplugReport, KEPT, step::Turn};
+use super::{Effect, Ended, FindingKind, HotplugReport, mend::is_passing, step::Turn};
 use crate::{
+    cgroup::CpusetFile,
     cpuset::{CpuId, CpuSet},
     nodeset::NodeId,
     owner::Owner,
     placement::Chooser,
     plan::{self, Problem},
     refit,
+    sweep::{SetFault, SetFinding},
     topology::CpuTopology,
 };
 use std::{
@@ -30,6 +32,10 @@ const QUIET_NS: u64 = 100_000_000;
 const LONGEST_NS: u64 = 1_000_000_000;
 /// Up to 6.9 cpusets follow in a workqueue, and masks of tasks when they next run.
 const AGAIN_NS: u64 = 500_000_000;
+/// From the end of a partition to the report of the CPU that went: a stop of all CPUs lies between, a few ms on a busy host.
+const FOREBODING_NS: u64 = 1_000_000_000;
+/// Where attempts are not heard, masks are swept at every tick, which by default comes every 30 s.
+const UNHEARD_NS: u64 = 10_000_000_000;
 
 /// What is known of CPUs that go and come.
 #[derive(Debug, Clone, Default)]
@@ -40,8 +46,12 @@ pub(super) struct Hotplug {
     again_ns: Option<u64>,
     /// All masks are to be swept when this convergence ends.
     pub(super) sweep: bool,
+    /// What is online by the reports since the last reading.
+    reported: Option<CpuSet>,
     /// Were told to go or come, in the newest time of unrest.
     pub(super) tried: CpuSet,
+    /// When that last was.
+    swept_ns: u64,
     /// The node of every CPU that was ever seen.
     pub(super) places: BTreeMap<CpuId, NodeId>,
 }
@@ -78,9 +88,9 @@ impl Hotplug {
         Some(first.saturating_add(LONGEST_NS).min(last.saturating_add(QUIET_NS)))
     }
 
-    /// Everything is looked at again as soon as possible.
-    pub(super) fn look_again(&mut self, now_ns: u64) {
-        self.again_ns = Some(self.again_ns.map_or(now_ns, |at| at.min(now_ns)));
+    /// Everything is looked at again then, or before.
+    pub(super) fn look_at(&mut self, ns: u64) {
+        self.again_ns = Some(self.again_ns.map_or(ns, |at| at.min(ns)));
     }
 }
 
@@ -89,8 +99,8 @@ impl Turn<'_> {
         self.went(&report.went);
         if report.lost {
             let at = self.now;
-            for r in self.s.runtime.values_mut().filter(|r| r.gaps.len() < KEPT) {
-                r.gaps.push(("reports of CPU hotplug were lost: its CPUs may have been offline".into(), at));
+            for r in self.s.runtime.values_mut() {
+                r.gap("reports of CPU hotplug were lost: its CPUs may have been offline".into(), at);
             }
         }
         let h = &mut self.s.hotplug;
@@ -101,26 +111,50 @@ impl Turn<'_> {
         h.stir(self.now.mono_ns);
         self.s.mends.clear();
         // Who has nothing left is served at once, and who had nothing before.
-        let online = self.s.online.difference(&report.went).union(&report.came);
+        let online = h.reported.take().unwrap_or_else(|| self.s.online.clone());
+        let online = online.difference(&report.went).union(&report.came);
+        h.reported = Some(online.clone());
         let stranded = |s: &CpuSet| !s.is_disjoint(&report.went) && s.is_disjoint(&online);
         let returned = |s: &CpuSet| !s.is_disjoint(&report.came) && s.is_disjoint(&self.s.online);
         if self.s.assignments.sets().any(|(_, s)| stranded(s) || returned(s)) {
-            self.look();
+            if self.s.is_idle() {
+                self.look();
+            } else {
+                self.s.hotplug.look_at(self.now.mono_ns);
+            }
         }
     }
 
     /// Owners of these CPUs have a gap.
+    ///
+    /// Since 6.10 the kernel ends a partition before its last CPU has gone and long before that is reported, so what then
+    /// was read looked like a fault of the sets: where nobody is known to have written, it was none, and nobody's change.
     fn went(&mut self, cpus: &CpuSet) {
         let at = self.now;
+        let since = at.mono_ns.saturating_sub(FOREBODING_NS);
         for (owner, a) in &self.s.assignments.owners {
             let theirs = a.cpus.intersection(cpus);
+            if theirs.is_empty() {
+                continue;
+            }
+            let told = self.s.findings.iter().rev().take_while(|f| f.at.mono_ns >= since);
+            let told: Vec<_> = told
+                .filter_map(|f| match &f.kind {
+                    FindingKind::Set(set) if f.cause.as_ref().is_none_or(|c| c.writer().is_none()) => {
+                        Some(set)
+                    }
+                    _ => None,
+                })
+                .collect();
+            // The kernel never makes another kind of it.
+            let lost = |f: &SetFault| matches!(f, SetFault::PartitionLost { state, .. } if state.contains("invalid"));
+            let ends = |f: &SetFinding| is_passing(f) || lost(&f.fault);
+            self.s.fights.pardoned_since(&(a.cgroup.clone(), CpusetFile::Partition), since);
+            if let Some(r) = self.s.runtime.get_mut(owner) {
+                r.faults.retain(|(f, first, _)| first.mono_ns < since || !ends(f) || !told.contains(&f));
+            }
             if let Some(r) = self.s.runtime.get_mut(owner).filter(|_| !theirs.is_empty()) {
-                if r.away.len() == KEPT {
-                    // The sum of all is told, from the newest time on.
-                    let (oldest, _) = r.away.remove(0);
-                    r.away[0].0 |= &oldest;
-                }
-                r.away.push((theirs, at));
+                r.went(theirs, at);
             }
         }
     }
@@ -139,6 +173,13 @@ impl Turn<'_> {
             h.again_ns = None;
             h.sweep = true;
         }
+        h.sweep |= self.s.mends.retry_ns.take_if(|at| now >= *at).is_some();
+        // Nobody tells of an offline that was refused: masks are looked at, though not at every event.
+        let unheard = self.s.facts.no_attempts && now.saturating_sub(h.swept_ns) >= UNHEARD_NS;
+        h.sweep |= unheard;
+        if h.sweep {
+            h.swept_ns = now;
+        }
     }
 
     /// A reading shows these CPUs online. True when the machine is to be read first.
@@ -147,6 +188,7 @@ impl Turn<'_> {
             self.out.push(Effect::ReadMachine);
             return true;
         }
+        self.s.hotplug.reported = None;
         let before = mem::replace(&mut self.s.online, online.clone());
         // What was away before the first reading concerns nobody's evidence.
         if before != *online && self.s.fitted {

@@ -19,11 +19,13 @@ use crate::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt, mem,
 };
 
 const DOUBT_NS: u64 = 100_000_000;
 const TRIES: u32 = 3;
+/// Tasks of an owner that are told one by one in a sweep; a thousand would push everything else out of what is kept.
+const ONE_BY_ONE: usize = 32;
 
 /// How it is mended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +45,15 @@ impl fmt::Display for Mend {
     }
 }
 
+/// Of one cgroup.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tries {
+    count: u32,
+    last_ns: u64,
+    /// That there were too many.
+    told: bool,
+}
+
 /// What is being mended.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Mends {
@@ -50,8 +61,9 @@ pub(super) struct Mends {
     pub(super) rebuild: BTreeSet<CgroupPath>,
     /// Lists to be written with another value first.
     pub(super) rewrite: BTreeSet<CgroupPath>,
-    /// How often, and when last.
-    tries: BTreeMap<CgroupPath, (u32, u64)>,
+    tries: BTreeMap<CgroupPath, Tries>,
+    /// When what was tried often enough is tried again.
+    pub(super) retry_ns: Option<u64>,
     /// Findings that wait to be mended.
     open: Vec<(u64, Owner)>,
 }
@@ -60,6 +72,14 @@ impl Mends {
     /// There is a new cause.
     pub(super) fn clear(&mut self) {
         self.tries.clear();
+        self.retry_ns = None;
+    }
+
+    /// The cgroup has another purpose from now on.
+    pub(super) fn forget(&mut self, path: &CgroupPath) {
+        self.rebuild.remove(path);
+        self.rewrite.remove(path);
+        self.tries.remove(path);
     }
 
     /// A step was done, or given up.
@@ -73,7 +93,7 @@ impl Mends {
 }
 
 /// Faults that a reading can show though they are none, while the kernel follows CPUs that go and come.
-fn is_passing(found: &SetFinding) -> bool {
+pub(super) fn is_passing(found: &SetFinding) -> bool {
     matches!(found.fault, SetFault::Effective { .. } | SetFault::Overlap { .. })
 }
 
@@ -85,23 +105,37 @@ impl Turn<'_> {
         let found = if s.facts.cpuset { sweep::sets(&desired, &s.observed) } else { Vec::new() };
         let slice = plan::slice_leaks(&desired, &s.observed);
         let ready = plan.steps.first().is_none_or(|p| p.phase >= Phase::Enter);
+        let (mut known, slice_known) = mem::take(&mut s.lasting);
+        if !s.progress.rebuilt.is_empty() {
+            known.clear(); // the kernel may not have followed yet
+        }
         s.slice_leaks = false;
         s.wrong = match (s.hotplug.is_calm(), ready) {
             // Looked at when CPUs have come to rest.
             (false, _) => Vec::new(),
             // The kernel does not know yet of what was given to somebody just now.
-            (true, false) => found.into_iter().filter(|f| !s.progress.moved.contains(&f.owner)).collect(),
+            (true, false) => {
+                let path = |o: &Owner| s.assignments.owners.get(o).map(|a| &a.cgroup);
+                let steps = |p| plan.steps.iter().any(|s| Some(s.step.path()) == p);
+                known.retain(|f| !steps(path(&f.owner)));
+                s.lasting = (known, slice_known);
+                found.into_iter().filter(|f| !s.progress.moved.contains(&f.owner)).collect()
+            }
             (true, true) => {
                 let passing: BTreeSet<SetFinding> = found.iter().filter(|f| is_passing(f)).cloned().collect();
                 let before = s.progress.doubted.take();
-                if before.is_none() && (slice || !passing.is_empty()) {
+                if before.is_none() && (slice && !slice_known || !passing.is_subset(&known)) {
                     s.progress.doubted = Some((passing, slice));
                     self.out.push(Effect::Pause(DOUBT_NS));
                     return true;
                 }
-                let (before, slice_before) = before.unwrap_or_default();
+                let (before, slice_before) = before.unwrap_or((known, slice_known));
                 s.slice_leaks = slice && slice_before;
-                found.into_iter().filter(|f| !is_passing(f) || before.contains(f)).collect()
+                let lasting: Vec<SetFinding> =
+                    found.into_iter().filter(|f| !is_passing(f) || before.contains(f)).collect();
+                let passed = lasting.iter().filter(|f| is_passing(f)).cloned().collect();
+                s.lasting = (passed, s.slice_leaks);
+                lasting
             }
         };
         false
@@ -158,11 +192,14 @@ impl Turn<'_> {
         }
         let mut by_owner: BTreeMap<Owner, Vec<SetFault>> = BTreeMap::new();
         for f in found {
-            by_owner.entry(f.owner.clone()).or_default().push(f.fault.clone());
-            self.fault(f, None);
+            let faults = by_owner.entry(f.owner.clone()).or_default();
+            faults.push(f.fault.clone());
+            if faults.len() <= ONE_BY_ONE {
+                self.fault(f, None);
+            }
         }
         let wrong: BTreeSet<Owner> = self.s.wrong.iter().map(|f| f.owner.clone()).collect();
-        let open = std::mem::take(&mut self.s.mends.open);
+        let open = mem::take(&mut self.s.mends.open);
         let (open, closed) =
             open.into_iter().partition(|(_, o)| by_owner.contains_key(o) || wrong.contains(o));
         self.s.mends.open = open;
@@ -196,29 +233,40 @@ impl Turn<'_> {
 
     fn gap(&mut self, owner: &Owner, why: String) {
         let at = self.now;
-        if let Some(r) = self.s.runtime.get_mut(owner).filter(|r| r.gaps.len() < super::KEPT) {
-            r.gaps.push((why, at));
+        if let Some(r) = self.s.runtime.get_mut(owner) {
+            r.gap(why, at);
         }
     }
 
     /// Orders it, and says so; or says that it was tried often enough.
     fn mend(&mut self, owner: &Owner, path: &CgroupPath, how: Mend, seen: Vec<String>) {
         let now = self.now.mono_ns;
-        let tries = self.s.mends.tries.entry(path.clone()).or_default();
-        if now.saturating_sub(tries.1) >= MINUTE_NS {
-            tries.0 = 0;
+        let file = match how {
+            Mend::Rebuild => CpusetFile::Partition,
+            Mend::Rewrite => CpusetFile::Cpus,
+        };
+        // Somebody fights for it (I8), or it could not be written: that was told.
+        if self.s.desired().frozen.contains(&(path.clone(), file)) {
+            return;
         }
-        *tries = (tries.0 + 1, now);
-        let count = tries.0;
-        if count > TRIES {
-            if count == TRIES + 1 {
-                let seen = seen.join("; ");
+        let tries = self.s.mends.tries.entry(path.clone()).or_default();
+        if now.saturating_sub(tries.last_ns) >= MINUTE_NS {
+            *tries = Tries::default();
+        }
+        if tries.count >= TRIES {
+            let at = tries.last_ns.saturating_add(MINUTE_NS);
+            let told = mem::replace(&mut tries.told, true);
+            let retry = &mut self.s.mends.retry_ns;
+            *retry = Some(retry.map_or(at, |other| other.min(at)));
+            if !told {
+                let seen = some(&seen);
                 self.report(FindingKind::Stuck(format!(
                     "{owner}: {seen}, still so after {TRIES} attempts to mend it; tried again in a minute, or after a change"
                 )));
             }
             return;
         }
+        (tries.count, tries.last_ns) = (tries.count + 1, now);
         let mends = &mut self.s.mends;
         match how {
             Mend::Rebuild => drop(mends.rebuild.insert(path.clone())),
@@ -228,8 +276,16 @@ impl Turn<'_> {
         let switched = self.s.hotplug.tried.intersection(&cpus);
         let id = self.report(FindingKind::Mending { owner: owner.clone(), seen, switched, how });
         self.s.mends.open.push((id, owner.clone()));
-        self.s.hotplug.look_again(now);
+        self.s.hotplug.look_at(now);
     }
+}
+
+/// The first of them, and how many more.
+fn some(seen: &[String]) -> String {
+    const SHOWN: usize = 4;
+    let shown = seen.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join("; ");
+    let more = seen.len().saturating_sub(SHOWN);
+    if more == 0 { shown } else { format!("{shown} and {more} more") }
 }
 
 /// The words of [`FindingKind::Mending`].
@@ -240,12 +296,7 @@ pub(super) fn words(
     switched: &CpuSet,
     how: Mend,
 ) -> fmt::Result {
-    const SHOWN: usize = 4;
-    write!(f, "{owner}: every file of its cgroup is right, and yet ")?;
-    f.write_str(&seen.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join("; "))?;
-    if seen.len() > SHOWN {
-        write!(f, " and {} more", seen.len() - SHOWN)?;
-    }
+    write!(f, "{owner}: every file of its cgroup is right, and yet {}", some(seen))?;
     if !switched.is_empty() {
         write!(f, "; before that CPUs {switched} were switched off or on, or were to be")?;
     }

@@ -39,6 +39,7 @@ mod outcome;
 mod pods;
 mod record;
 mod requests;
+mod runtime;
 mod settle;
 mod step;
 mod writes;
@@ -66,17 +67,14 @@ use crate::{
     stale::Sources,
     sweep::SetFinding,
     topology::CpuTopology,
-    verdict::{Evidence, Instant, Tolerance, Verdict},
+    verdict::{Tolerance, Verdict},
 };
 use causes::Causes;
 use fights::Fights;
 use hotplug::Hotplug;
 use mend::Mends;
-use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    mem,
-    sync::Arc,
-};
+use runtime::{Ended, Runtime};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// What configuration decides.
 #[derive(Debug, Clone)]
@@ -138,63 +136,10 @@ pub struct KernelFacts {
     pub empty_refused: bool,
     /// The eBPF programs are loaded.
     pub bpf: bool,
-}
-
-/// What is known of an owner beyond the record; rebuilt after a restart.
-#[derive(Debug, Clone, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each was learnt or done independently of the others")]
-struct Runtime {
-    /// Its cgroup was there once: if it is gone, the owner is.
-    seen: bool,
-    /// Its admission was refused and that could not be made durable yet.
-    refused: bool,
-    /// A process was put into it: when it is empty again, a `run` owner is gone.
-    entered: bool,
-    /// The cgroup's id.
-    id: CgroupId,
-    /// Evidence at the start of the epoch.
-    base: Option<Arc<Evidence>>,
-    /// Faults of its sets since then, with the first and the last time they were seen.
-    faults: Vec<(SetFinding, Instant, Instant)>,
-    /// Epochs that ended although the owner stayed: nothing judged them to their end.
-    ended: Vec<Ended>,
-    /// What could not be seen, and when.
-    gaps: Vec<(String, Instant)>,
-    /// CPUs of its that went offline, and when it was heard.
-    away: Vec<(CpuSet, Instant)>,
-    /// Whether a contradiction was reported.
-    violated: bool,
-    /// When a departure was last reported, `CLOCK_MONOTONIC`.
-    departed_ns: Option<u64>,
-    /// A departure within the epoch was reported.
-    left: bool,
-}
-
-/// An epoch that ended before its owner did.
-#[derive(Debug, Clone)]
-struct Ended {
-    at: Instant,
-    why: String,
-    faults: Vec<String>,
-}
-
-impl Runtime {
-    /// The epoch ends here and nothing judges it; the owner stays.
-    fn end(&mut self, at: Instant, why: String) {
-        if self.base.take().is_some() && self.ended.len() < KEPT {
-            let faults = mem::take(&mut self.faults).into_iter().map(|(f, _, _)| f.fault.to_string());
-            self.ended.push(Ended { at, why, faults: faults.collect() });
-        }
-    }
-
-    /// The same owner in another cgroup, of which nothing is known yet.
-    fn anew(mut self, at: Instant) -> Self {
-        self.end(
-            at,
-            "its cgroup was made anew within the interval: what ran in the one before is not judged".into(),
-        );
-        Self { ended: self.ended, ..Self::default() }
-    }
+    /// The kernel's uevents are not heard: a CPU that went and came back between two looks leaves no trace.
+    pub no_uevents: bool,
+    /// Attempts to switch a CPU off or on are not heard: one that was refused leaves no trace but tasks' masks.
+    pub no_attempts: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -357,6 +302,8 @@ pub struct State {
     problems: BTreeSet<Problem>,
     /// Of the sets, at the last reading.
     wrong: Vec<SetFinding>,
+    /// Those of them that were read twice and that no step ends, and whether the slice leaked likewise.
+    lasting: (BTreeSet<SetFinding>, bool),
     /// The slice, a partition for those below it, has not its CPUs or not for itself.
     slice_leaks: bool,
     /// Partitions are local, and cannot be had at present: see [`State::in_force`].
@@ -462,6 +409,7 @@ impl State {
             blocked: BTreeMap::new(),
             problems: BTreeSet::new(),
             wrong: Vec::new(),
+            lasting: (BTreeSet::new(), false),
             slice_leaks: false,
             demoted: false,
             mends: Mends::default(),
@@ -544,10 +492,16 @@ impl State {
     pub fn next_deadline(&self) -> Option<u64> {
         let since = self.held_off.values().chain(self.blocked.values()).min();
         let again = since.map(|at| at.saturating_add(fights::MINUTE_NS));
-        [self.fights.next_thaw(), again, self.causes.next_deadline(), self.hotplug.deadline()]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            self.fights.next_thaw(),
+            again,
+            self.causes.next_deadline(),
+            self.hotplug.deadline(),
+            self.mends.retry_ns,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Of [`State::next_deadline`], what comes of CPUs that went and came.

@@ -221,6 +221,7 @@ impl Turn<'_> {
             self.report(FindingKind::Gone { owner: owner.clone(), cpus, why: NOT_ACTIVE });
             if let Some(a) = self.s.assignments.release(owner) {
                 self.s.fights.forget(&a.cgroup);
+                self.s.mends.forget(&a.cgroup);
             }
             dropped.push((owner.clone(), self.s.runtime.remove(owner).unwrap_or_default()));
             self.s.leaving.remove(owner);
@@ -351,6 +352,7 @@ impl Turn<'_> {
                     runtime.ended.extend(self.s.past.remove(owner).unwrap_or_default());
                     self.s.runtime.insert(owner.clone(), runtime);
                     self.s.fights.forget(path);
+                    self.s.mends.forget(path);
                 }
                 moved
             }
@@ -375,6 +377,7 @@ impl Turn<'_> {
             let Some(before) = self.s.assignments.owners.get(&owner).cloned() else { continue };
             self.s.assignments.unhouse(&owner, generation);
             self.s.fights.forget(&before.cgroup);
+            self.s.mends.forget(&before.cgroup);
             let runtime = self.s.runtime.remove(&owner).unwrap_or_default();
             let verdict = verdicts.iter().find(|(o, _)| *o == owner).and_then(|(_, v)| v.as_ref());
             self.remember(&owner, &runtime, verdict);

@@ -42,6 +42,7 @@ impl Turn<'_> {
                     Runtime { seen: *home != Home::New && !self.s.settings.audit, ..Runtime::default() };
                 self.s.runtime.entry(owner.clone()).or_insert(fresh);
                 self.s.fights.forget(&cgroup);
+                self.s.mends.forget(&cgroup);
                 self.s.entering.extend(pid.map(|pid| (cgroup, pid)));
                 let fresh = reserved == Reserved::New;
                 if fresh {
@@ -242,6 +243,7 @@ impl Turn<'_> {
             if let Some(a) = self.s.assignments.release(&owner) {
                 self.s.entering.retain(|(path, _)| *path != a.cgroup);
                 self.s.fights.forget(&a.cgroup);
+                self.s.mends.forget(&a.cgroup);
                 removed.push((owner.clone(), a, self.s.runtime.remove(&owner).unwrap_or_default()));
             }
         }

@@ -1,7 +1,7 @@
 //! The end of a convergence: faults, evidence, answers.
 
 use super::{
-    AdmitError, Answer, Effect, FindingKind, KEPT, Pending, Runtime, Work,
+    AdmitError, Answer, Effect, FindingKind, Pending, Runtime, Work,
     step::{Turn, keep},
 };
 use crate::{
@@ -76,12 +76,8 @@ impl Turn<'_> {
     pub(super) fn fault(&mut self, found: SetFinding, before: Option<&Observed>) {
         let now = self.now;
         let Some(runtime) = self.s.runtime.get_mut(&found.owner) else { return };
-        if let Some((_, _, last)) = runtime.faults.iter_mut().find(|(f, _, _)| *f == found) {
-            *last = now;
+        if !runtime.fault(found.clone(), now) {
             return;
-        }
-        if runtime.faults.len() < KEPT {
-            runtime.faults.push((found.clone(), now, now));
         }
         match before.and_then(|b| self.change_behind(&found, b)) {
             Some(change) => drop(self.report_change(FindingKind::Set(found), change)),
@@ -110,7 +106,9 @@ impl Turn<'_> {
             self.out.push(Effect::Watch(self.s.observed.cgroups.keys().cloned().collect()));
         }
         let pool = self.s.online.difference(&self.s.assignments.exclusive());
-        if pool != self.s.confined && !pool.is_empty() {
+        // On 6.1 every change of its cpuset makes a task forget its own mask.
+        let anew = self.s.progress.rounds > 0 || self.s.progress.rested;
+        if (pool != self.s.confined || anew) && !pool.is_empty() {
             self.s.confined = pool.clone();
             self.out.push(Effect::Confine(pool));
         }
@@ -205,12 +203,7 @@ impl Turn<'_> {
         match result {
             Ok(evidence) => {
                 for runtime in self.s.runtime.values_mut().filter(|r| r.base.is_none() && r.id.0 != 0) {
-                    runtime.base = Some(evidence.clone());
-                    runtime.faults.clear();
-                    runtime.gaps.clear();
-                    runtime.away.clear();
-                    runtime.violated = false;
-                    runtime.left = false;
+                    runtime.begin(evidence.clone());
                 }
             }
             Err(error) => {

@@ -1,7 +1,7 @@
 //! CPUs that go and come while truepin runs.
 
 use crate::world::{
-    MINUTE, SECOND, assigned, cpus, effective, existing, findings, kinds, log, logged, owner, p, refused,
+    SECOND, assigned, cpus, effective, existing, findings, foreign, kinds, log, logged, owner, p, refused,
     run, settled, sound, text,
 };
 use truepin::{
@@ -12,6 +12,7 @@ use truepin::{
     plan::Problem,
     reconcile::{AdmitError, Event, FindingKind, HotplugReport, Mend},
     request::Isolation,
+    sweep::SetFault,
     verdict::{Evidence, Judgement},
 };
 use truepin_tests::{
@@ -92,6 +93,8 @@ fn a_lost_cpu_is_replaced_near_what_is_left_and_nobody_is_moved_back() {
             settled(&mut sim);
             assert_eq!((held(&sim, "run/a"), held(&sim, "run/b")), ("4,6".into(), "2".into()));
             assert_eq!(sim.disk.record().unwrap().assignments.owners[&owner("run/a")].cpus, cpus("4,6"));
+            let reason = &sim.state.assignments.owners[&owner("run/a")].reason;
+            assert!(reason.ends_with("1 whole core, CPU 6 on a core shared with others"), "{reason}");
             assert_eq!(effective(&sim, "truepin.slice/run-a"), cpus("4,6"));
             assert_eq!(sim.eyes.kernel().mask(task), Some(&cpus("4,6")));
             let (judgement, reasons) = judged(&mut sim, "run/a", Some(&from));
@@ -463,6 +466,118 @@ fn a_task_that_a_refused_offline_let_out_is_called_back() {
 }
 
 #[test]
+fn of_many_tasks_that_were_let_out_some_are_told() {
+    let mut sim = logged(host(Behaviour::strict()));
+    assigned(&mut sim, &run("a", "4-5", Isolation::Partition));
+    assigned(&mut sim, &run("b", "2-3,6-7", Isolation::Partition));
+    let tasks: Vec<u32> = (0..50).map(|_| busy(&mut sim, "truepin.slice/run-a")).collect();
+    sim.switch(&[off(4)]).unwrap();
+    sim.rest().unwrap();
+    sim.switch(&[off(5)]).unwrap();
+    sim.rest().unwrap();
+    settled(&mut sim);
+    let masks: Vec<_> = findings(&sim, |k| match k {
+        FindingKind::Set(f) if matches!(f.fault, SetFault::Mask { .. }) => Some(()),
+        _ => None,
+    });
+    assert_eq!(masks.len(), 32, "{}", log(&sim));
+    let mendings = mendings(&sim);
+    let [(_, seen, ..)] = &mendings[..] else { panic!("{mendings:?}") };
+    assert_eq!(seen.len(), 50);
+    let back = |t: &u32| sim.eyes.kernel().mask(*t) == Some(&cpus("5"));
+    assert!(tasks.iter().all(back), "{}", log(&sim));
+}
+
+#[test]
+fn a_partition_that_ends_before_its_cpu_is_reported_was_no_fault() {
+    for (after, judgement) in [(SECOND / 2, Judgement::Inconclusive), (2 * SECOND, Judgement::Violated)] {
+        for by in [None, Some(9)] {
+            let mut sim = logged(host(Behaviour::strict()));
+            assigned(&mut sim, &existing("user.slice", "4-5", Isolation::Partition));
+            sim.wait(10 * SECOND);
+            let from = sim.evidence().unwrap();
+            // As 6.10 and later end it: the state first, and CPU 5 is still online.
+            foreign(&mut sim, "machine.slice/cpuset.cpus", "5-6", by);
+            settled(&mut sim);
+            assert_eq!(judged(&mut sim, "cgroup/user.slice", Some(&from)).0, Judgement::Violated);
+            sim.wait(after);
+            let went = HotplugReport { went: cpus("5"), ..HotplugReport::default() };
+            sim.at_once(Event::Hotplug(went)).unwrap();
+            let seen = judged(&mut sim, "cgroup/user.slice", Some(&from));
+            // Somebody who is known did it.
+            let expected = if by.is_some() { Judgement::Violated } else { judgement };
+            assert_eq!(seen.0, expected, "{seen:?} after {after} by {by:?}\n{}", log(&sim));
+        }
+    }
+}
+
+/// It is told also while nothing is called wrong.
+#[test]
+fn what_ended_a_partition_is_told_while_cpus_go() {
+    let mut sim = logged(host(Behaviour::lax()));
+    assigned(&mut sim, &existing("user.slice", "4-5", Isolation::Partition));
+    sim.switch(&[off(4), off(5)]).unwrap();
+    let told = findings(&sim, |k| match k {
+        FindingKind::Set(f) => Some(f.fault.to_string()),
+        _ => None,
+    });
+    assert_eq!(told.len(), 1, "{told:?}\n{}", log(&sim));
+    assert!(told[0].starts_with("the partition read \"root invalid\""), "{told:?}");
+    let (judgement, reasons) = judged(&mut sim, "cgroup/user.slice", None);
+    assert_eq!(judgement, Judgement::Inconclusive, "{reasons:?}");
+}
+
+#[test]
+fn without_uevents_nobody_is_held() {
+    let (mut setup, kernel) = host(Behaviour::strict());
+    setup.facts.no_uevents = true;
+    let mut sim = logged((setup, kernel));
+    assigned(&mut sim, &run("a", "4-5", Isolation::Partition));
+    sim.wait(10 * SECOND);
+    sim.tick().unwrap();
+    let (judgement, reasons) = judged(&mut sim, "run/a", None);
+    assert_eq!(judgement, Judgement::Inconclusive);
+    assert!(reasons.iter().any(|r| r.starts_with("CPU hotplug is not heard")), "{reasons:?}");
+}
+
+#[test]
+fn an_offline_that_was_refused_is_found_at_the_tick_where_attempts_are_not_heard() {
+    for no_attempts in [false, true] {
+        let (mut setup, kernel) = host(Behaviour::strict());
+        setup.facts.no_attempts = no_attempts;
+        let mut sim = logged((setup, kernel));
+        assigned(&mut sim, &run("a", "4-5", Isolation::Partition));
+        assigned(&mut sim, &run("b", "2-3,6-7", Isolation::Partition));
+        let task = busy(&mut sim, "truepin.slice/run-a");
+        sim.switch(&[off(4)]).unwrap();
+        sim.rest().unwrap();
+        let refused = sim.eyes.others(|k| k.set_online(CpuId(5), false));
+        assert!(refused.is_err());
+        assert_eq!(sim.eyes.kernel().mask(task), Some(&cpus("0-7")), "the defect is not there");
+        sim.wait(30 * SECOND);
+        sim.tick().unwrap();
+        sim.rest().unwrap();
+        let expected = if no_attempts { "5" } else { "0-7" };
+        assert_eq!(sim.eyes.kernel().mask(task), Some(&cpus(expected)), "{no_attempts}\n{}", log(&sim));
+    }
+}
+
+/// On 6.1 a task forgets its own mask whenever its cpuset changes, truepin's threads among them.
+#[test]
+fn the_agent_keeps_to_the_pool_anew_after_every_change() {
+    let mut sim = logged(host(Behaviour::local_only()));
+    assigned(&mut sim, &run("a", "4-5", Isolation::Partition));
+    let confined = sim.confinements;
+    foreign(&mut sim, "truepin.slice/run-a/cpuset.cpus.partition", "member", Some(9));
+    settled(&mut sim);
+    assert!(sim.confinements > confined);
+    let confined = sim.confinements;
+    sim.wait(SECOND);
+    sim.tick().unwrap();
+    assert_eq!(sim.confinements, confined);
+}
+
+#[test]
 fn what_cannot_be_mended_is_not_tried_for_ever() {
     let mut sim = logged(host(Behaviour::strict()));
     assigned(&mut sim, &run("a", "4-5", Isolation::Partition));
@@ -487,9 +602,17 @@ fn what_cannot_be_mended_is_not_tried_for_ever() {
     }
     sound(&mut sim);
     assert_eq!((tried, stuck), (3, 1), "{}", log(&sim));
-    sim.wait(MINUTE);
-    sim.ask(|ticket| Event::Inspect { ticket }).unwrap();
-    sim.rest().unwrap();
-    assert_eq!(sim.eyes.kernel().mask(task), Some(&cpus("5")));
+    // Looking does not put it off.
+    for _ in 0..4 {
+        sim.wait(12 * SECOND);
+        sim.ask(|ticket| Event::Inspect { ticket }).unwrap();
+        sim.rest().unwrap();
+    }
+    assert_eq!(mendings(&sim).len(), 3, "{}", log(&sim));
+    assert_eq!(sim.eyes.kernel().mask(task), Some(&cpus("0-7")));
+    let due = sim.state.next_deadline().unwrap();
+    sim.wait(due - sim.now.mono_ns);
+    sim.happens(Event::Disturbed { writes: Vec::new(), departures: Vec::new() }).unwrap();
+    assert_eq!(sim.eyes.kernel().mask(task), Some(&cpus("5")), "{}", log(&sim));
     assert_eq!(sim.mode(&owner("run/a")), Some(Mode::Partition));
 }

@@ -33,7 +33,7 @@ fn a_command_that_has_ended_is_released_with_its_verdict() {
             FindingKind::Gone { owner, cpus, why } => Some((owner.to_string(), cpus.to_string(), *why)),
             _ => None,
         });
-        assert_eq!(gone, [("run/a".into(), "2-3".into(), "its last process has ended")]);
+        assert_eq!(gone, [("run/a".into(), "2-3".into(), "no process is left in its cgroup")]);
         let last = sim.verdict(&owner("run/a")).unwrap();
         assert_eq!((last.judgement, last.cpus), (Judgement::Held, cpus("2-3")));
         assert!(sim.eyes.kernel().id(&p("truepin.slice/run-a")).is_none());
@@ -436,4 +436,21 @@ fn a_second_owner_for_the_same_place() {
     assert!(matches!(refused(&mut sim, &wish), AdmitError::Reserve(_)));
     assert!(sim.eyes.kernel().mask(INIT).is_some());
     settled(&mut sim);
+}
+
+#[test]
+fn what_was_changed_while_no_agent_ran_is_told() {
+    let mut sim = sim();
+    assigned(&mut sim, &existing("user.slice", "2-3", Isolation::Member));
+    sim.restart().unwrap();
+    assert_eq!(kinds(&sim).into_iter().collect::<Vec<_>>(), [""; 0], "{}", log(&sim));
+    sim.eyes.others(|k| k.write_file(&p("user.slice"), "cpuset.cpus", "2-5").unwrap());
+    sim.restart().unwrap();
+    settled(&mut sim);
+    let told = findings(&sim, |k| match k {
+        FindingKind::Note(text) => Some(text.as_str()),
+        _ => None,
+    });
+    let [told] = told[..] else { panic!("{told:?}\n{}", log(&sim)) };
+    assert!(told.ends_with("cpuset.cpus of /user.slice read \"2-5\" and is to be \"2-3\""), "{told}");
 }

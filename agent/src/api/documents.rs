@@ -469,7 +469,8 @@ pub struct KernelDoc {
     /// Writes that it could not tell, since the start.
     #[serde(default)]
     pub writers_lost: u64,
-    /// What tells of CPUs that go and come (`uevent+inotify`, or one of them); empty: the tick only.
+    /// What tells of CPUs that go and come (`uevent+inotify`, or one of them); without `uevent` nobody is held,
+    /// without `inotify` what a refused offline leaves is found at the tick. Empty: neither.
     #[serde(default)]
     pub hotplug: String,
     /// The clock source, and whether times of different CPUs may be compared.

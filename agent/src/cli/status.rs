@@ -80,7 +80,8 @@ fn text(s: &StatusDoc) -> String {
                 "{}; {}",
                 has(k.notify, "file changes at once (inotify)", "file changes at the tick only"),
                 match k.hotplug.as_str() {
-                    "" => "hotplug at the tick only".to_owned(),
+                    "" => "hotplug is not heard: no HELD".to_owned(),
+                    "inotify" => "hotplug by inotify alone: no HELD".to_owned(),
                     means => format!("hotplug at once ({means})"),
                 }
             ),

@@ -24,7 +24,7 @@ pub struct StaticOptions {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OptionsError {
     /// Not an option of the static policy.
-    #[error("unknown option {name:?} of the static policy; there are {}", StaticOptions::NAMES.join(", "))]
+    #[error("unknown option {name:?}; the static policy has {}, the topology manager prefer-closest-numa-nodes", StaticOptions::NAMES.join(", "))]
     Unknown {
         /// As given.
         name: String,

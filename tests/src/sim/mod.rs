@@ -70,7 +70,8 @@ impl Setup {
             kthread_budget_ns_per_s: 10_000_000,
             tolerance: Tolerance { tick_ns: 4_000_000, per_switch_ns: 10_000 },
         };
-        let facts = KernelFacts { cpuset: true, exclusive, partition: true, empty_refused: false, bpf: true };
+        let facts =
+            KernelFacts { cpuset: true, exclusive, partition: true, bpf: true, ..KernelFacts::default() };
         Self { settings, topology, facts, reserved, strict_reserved: false }
     }
 }
@@ -104,6 +105,8 @@ pub struct Sim {
     pub watches: usize,
     /// Where the agent keeps itself.
     pub confined: CpuSet,
+    /// How often that was set.
+    pub confinements: usize,
     /// What the simulation itself found wrong.
     pub faults: Vec<String>,
     next_ticket: Ticket,
@@ -142,6 +145,7 @@ impl Sim {
             watching: Vec::new(),
             watches: 0,
             confined: CpuSet::new(),
+            confinements: 0,
             faults: Vec::new(),
             next_ticket: 1,
             boots: 0,
@@ -300,6 +304,7 @@ impl Sim {
             Effect::Collect => Some(Event::Collected(self.evidence())),
             Effect::Confine(cpus) => {
                 self.confined = cpus;
+                self.confinements += 1;
                 None
             }
             Effect::Watch(paths) => {
