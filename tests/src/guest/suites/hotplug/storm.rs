@@ -192,8 +192,11 @@ pub(super) fn storm(guest: &mut Guest) -> Outcome {
     let seen = settled()?;
     let mut last = 0;
     news(&mut last)?;
-    let table = Promise::all()?.into_iter().map(|p| (p.owner, p.cpus)).collect();
-    let online = seen.online().clone();
+    let table = Promise::recorded()?
+        .into_iter()
+        .map(|p| Ok((p.owner, set(&p.cpus.to_string())?)))
+        .collect::<anyhow::Result<_>>()?;
+    let online = set(&seen.online().to_string())?;
     let mut account = Account { reserved: reserved.clone(), table, online, made: 0, at_rest: 0, at_once: 0 };
     let mut rng = Rng::new(SEED);
     let mut count = Count::default();
@@ -216,7 +219,7 @@ pub(super) fn storm(guest: &mut Guest) -> Outcome {
         }
         if rng.chance(40) {
             sleep(millis(rng.draw() % 400));
-            observe(Promise::all, &reserved, When::Anytime)
+            observe(Promise::recorded, &reserved, When::Anytime)
                 .with_context(|| format!("event {done}, at an instant; {}", agent.log()))?;
             count.instants += 1;
         } else {
@@ -264,14 +267,9 @@ fn rest(account: &mut Account, events: &mut Vec<Event>, last: &mut u64, count: &
     }
     account.rest(events, &moves)?;
     events.clear();
-    for p in Promise::all()? {
-        let told = account.table.get(&p.owner);
-        anyhow::ensure!(
-            told == Some(&p.cpus),
-            "{} has {}, and what was found adds up to {told:?}",
-            p.owner,
-            p.cpus
-        );
+    for p in Promise::recorded()? {
+        let (told, has) = (account.table.get(&p.owner), set(&p.cpus.to_string())?);
+        anyhow::ensure!(told == Some(&has), "{} has {has}, and what was found adds up to {told:?}", p.owner);
     }
     Ok(())
 }
@@ -280,13 +278,20 @@ fn rest(account: &mut Account, events: &mut Vec<Event>, last: &mut u64, count: &
 fn verdicts(guest: &Guest, owners: &[RunOwner]) -> Outcome {
     let (_, over) = truepin_json(&["verify"])?;
     let mut by: BTreeMap<&str, u32> = BTreeMap::new();
+    let mut whys: BTreeMap<String, u32> = BTreeMap::new();
     for v in over["verdicts"].as_array().context("verdicts are a list")? {
         let (judgement, reasons) = (text(v, "verdict"), v["reasons"].to_string());
         *by.entry(judgement).or_default() += 1;
+        for reason in v["reasons"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+            *whys.entry(reason.to_owned()).or_default() += 1;
+        }
         let away = reasons.contains("went offline within") || reasons.contains("(hotplug)");
         anyhow::ensure!(away == (judgement != "held"), "{v:#}");
     }
     guest.say(format!("verdicts over the storm: {by:?}"));
+    for (why, n) in whys {
+        guest.say(format!("{n} x {why}"));
+    }
     // Two at a time: each window is two looks at everything.
     let ran = truepin(&["verify", "--for", "3s"])?;
     guest.say(format!("verdicts of the three seconds after it: exit code {}", ran.code()));
