@@ -8,6 +8,7 @@
 
 mod defects;
 mod one;
+mod reasons;
 mod storm;
 
 use crate::guest::{
