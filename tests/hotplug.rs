@@ -382,8 +382,13 @@ fn storm(behaviour: Behaviour) {
     let (mut moves, mut degraded, mut crashes) = (0, 0, 0);
     for seed in &seeds {
         let run = std::panic::catch_unwind(|| Storm::new(behaviour, *seed, false).run(events));
-        // Once more, with a log.
-        let tally = run.unwrap_or_else(|_| Storm::new(behaviour, *seed, true).run(events));
+        let tally = run.unwrap_or_else(|panic| {
+            // Once more, with a log; however that goes, what failed has failed.
+            if std::panic::catch_unwind(|| Storm::new(behaviour, *seed, true).run(events)).is_ok() {
+                eprintln!("seed {seed} passes the second time: it depends on more than the seed");
+            }
+            std::panic::resume_unwind(panic)
+        });
         println!(
             "{:?} (exclusive file: {}), seed {seed}: {tally:?}",
             behaviour.model, behaviour.exclusive_file

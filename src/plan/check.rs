@@ -227,7 +227,7 @@ fn overlaps(desired: &Desired, model: &Observed) -> Vec<Both> {
                 continue;
             }
             let over = s.cpus.intersection(&claim);
-            // Between two partitions the explicit exclusive sets decide, and `owners_overlap` looks at those.
+            // Between two partitions the explicit exclusive sets decide, and `shared` looks at those.
             if !over.is_empty() && !s.is_partition() {
                 found.push((path.clone(), sibling.clone(), over));
             }

@@ -39,6 +39,9 @@ use truepin::{
 };
 use truepin_agent::executor::execute;
 
+/// Threads of the root cgroup, besides pid 1, that a sweep looks at: the first so many by tid.
+const OUTSIDE: usize = 64;
+
 /// What stays the same over restarts.
 #[derive(Debug, Clone)]
 pub struct Setup {
@@ -381,8 +384,9 @@ impl Sim {
             .iter()
             .flat_map(|(o, p)| inside(p).into_iter().filter_map(task).map(|t| (o.clone(), t)))
             .collect();
+        // As many as an agent reads.
         let at_root = kernel.threads().filter(|t| kernel.cgroup_of(*t).is_some_and(CgroupPath::is_root));
-        TaskSweep { owned, outside: at_root.filter_map(task).collect(), unread: Vec::new() }
+        TaskSweep { owned, outside: at_root.take(OUTSIDE).filter_map(task).collect(), unread: Vec::new() }
     }
 
     /// A number for a question.

@@ -47,8 +47,10 @@ fn service(program: &Program) -> anyhow::Result<(Cgroup, Workload)> {
     Ok((cgroup, program.clone().cgroup(SVC).spawn()?))
 }
 
-/// Held over `window`, nothing found, and nothing to find for the observer. The verdict.
+/// Nothing to find for the observer, neither before the agent is asked nor after it; held over `window`, and nothing found.
+/// The verdict.
 fn in_order(owner: &str, window: &str) -> anyhow::Result<Value> {
+    observed()?;
     let (code, verdict) = truepin_json(&["verify", owner, "--for", window])?;
     held(code, &verdict)?;
     equal("departures", verdict["departures"].as_u64(), Some(0))?;
@@ -67,7 +69,7 @@ fn findings() -> anyhow::Result<Vec<String>> {
 fn observed() -> Outcome {
     let status = wait_for_answer("/v1/status", secs(20), |s| s["settled"] == true)?;
     let reserved: CpuSet = text(&status["pools"], "reserved").parse()?;
-    observe(Promise::all, &reserved, When::Settled).map(drop)
+    observe(Promise::recorded, &reserved, When::Settled).map(drop)
 }
 
 fn owner_ns(verdict: &Value) -> u64 {

@@ -1,11 +1,14 @@
 //! CPUs that go and come, with owners on them.
 //!
-//! Nothing wakes the agent here but what it is subscribed to: its tick is ten minutes away. What is expected follows
-//! from what the kernel answered (an offline that it refused changes nothing) and from what it was seen to do, never
-//! from its version.
+//! Before the observer looks nothing wakes the agent but what it is subscribed to: its tick is ten minutes away, the
+//! promises are read from its record, and it is asked for nothing but its status, which it answers from what it knows.
+//! (To a question for an owner or a verdict it looks at everything first: those come after the observer.) What is
+//! expected follows from what the kernel answered (an offline that it refused changes nothing) and from what it was seen
+//! to do, never from its version.
 
 mod defects;
 mod one;
+mod reasons;
 mod storm;
 
 use crate::guest::{
@@ -127,10 +130,10 @@ fn settle() -> Outcome {
     wait_for_answer("/v1/status", secs(60), |s| s["settled"] == true).map(drop)
 }
 
-/// Settled, and nothing is wrong for an observer who knows the promises alone.
+/// Settled without a question that would have it look, and nothing is wrong for an observer who knows the promises alone.
 fn settled() -> anyhow::Result<Seen> {
     settle()?;
-    observe(Promise::all, &set(RESERVED)?, When::Settled)
+    observe(Promise::recorded, &set(RESERVED)?, When::Settled)
 }
 
 /// Findings of a kind, oldest first.

@@ -112,7 +112,7 @@ pub(super) fn degraded(guest: &mut Guest) -> Outcome {
         equal("a CPU that is away is nobody else's", refused.code(), 125)?;
         // Now all of them.
         let taken = switch(first, false)?;
-        settle()?;
+        settled()?;
         if taken {
             let pool = set(text(&http("GET", "/v1/status", None)?.1["pools"], "shared"))?;
             wait_until("its task in the pool", secs(10), || Ok(o.task()?.allowed()?.is_subset(&pool)))?;

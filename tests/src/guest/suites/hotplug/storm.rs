@@ -6,7 +6,7 @@
 //! burst can do with fewer. *At once*: moves of owners of which no CPU was left at that very moment, who are not to
 //! wait. The moves must not exceed the sum, and each must replace a CPU that was away, by one that was nobody's.
 
-use super::{RESERVED, agent, has_partitions, owner, set, settled, sleepy, switch, text};
+use super::{RESERVED, agent, has_partitions, owner, reasons::Story, set, settled, sleepy, switch, text};
 use crate::{
     guest::{
         Guest, Outcome, RunOwner, equal, http, machine, millis,
@@ -99,6 +99,7 @@ struct Account {
     made: usize,
     at_rest: usize,
     at_once: usize,
+    story: Story,
 }
 
 impl Account {
@@ -168,6 +169,8 @@ impl Account {
 #[derive(Default)]
 struct Count {
     refused: u32,
+    /// Which, since the last rest: the kernel takes such a CPU away and brings it back.
+    tried: Vec<CpuId>,
     rests: u32,
     instants: u32,
     degraded: u32,
@@ -192,9 +195,17 @@ pub(super) fn storm(guest: &mut Guest) -> Outcome {
     let seen = settled()?;
     let mut last = 0;
     news(&mut last)?;
-    let table = Promise::all()?.into_iter().map(|p| (p.owner, p.cpus)).collect();
-    let online = seen.online().clone();
-    let mut account = Account { reserved: reserved.clone(), table, online, made: 0, at_rest: 0, at_once: 0 };
+    let table = Promise::recorded()?
+        .into_iter()
+        .map(|p| Ok((p.owner, set(&p.cpus.to_string())?)))
+        .collect::<anyhow::Result<_>>()?;
+    let online = set(&seen.online().to_string())?;
+    let mut story = Story::default();
+    for o in &owners {
+        story.pids.extend(o.cgroup().procs()?.into_iter().map(|pid| (pid, o.owner())));
+    }
+    let mut account =
+        Account { reserved: reserved.clone(), table, online, made: 0, at_rest: 0, at_once: 0, story };
     let mut rng = Rng::new(SEED);
     let mut count = Count::default();
     let (mut done, mut events) = (0, Vec::new());
@@ -211,12 +222,13 @@ pub(super) fn storm(guest: &mut Guest) -> Outcome {
                 }
             } else {
                 count.refused += 1;
+                count.tried.push(cpu);
             }
             done += 1;
         }
         if rng.chance(40) {
             sleep(millis(rng.draw() % 400));
-            observe(Promise::all, &reserved, When::Anytime)
+            observe(Promise::recorded, &reserved, When::Anytime)
                 .with_context(|| format!("event {done}, at an instant; {}", agent.log()))?;
             count.instants += 1;
         } else {
@@ -233,8 +245,8 @@ pub(super) fn storm(guest: &mut Guest) -> Outcome {
     }
     settled().with_context(|| agent.log())?;
     rest(&mut account, &mut events, &mut last, &mut count).with_context(|| agent.log())?;
-    let Account { made, at_rest, at_once, .. } = account;
-    let Count { refused, rests, instants, degraded, mending } = count;
+    let Account { made, at_rest, at_once, story, .. } = account;
+    let Count { refused, rests, instants, degraded, mending, .. } = count;
     guest.say(format!(
         "{done} events ({refused} refused by the kernel), seed {SEED}; I1 to I4 observed {rests} times at rest and {instants} \
          times at an instant: no breach"
@@ -243,7 +255,7 @@ pub(super) fn storm(guest: &mut Guest) -> Outcome {
         "{made} moves; {at_rest} are the minimum for who acts at rest only, {at_once} were of owners with no CPU left, at once; \
          degraded {degraded} times; mended {mending:?}"
     ));
-    verdicts(guest, &owners)?;
+    verdicts(guest, &owners, &story)?;
     equal("CPUs online", machine::online()?, machine::present()?)?;
     anyhow::ensure!(agent.is_running(), "the agent died: {}", agent.log());
     Ok(())
@@ -251,42 +263,54 @@ pub(super) fn storm(guest: &mut Guest) -> Outcome {
 
 fn rest(account: &mut Account, events: &mut Vec<Event>, last: &mut u64, count: &mut Count) -> Outcome {
     let mut moves = Vec::new();
-    for f in news(last)? {
-        let said = text(&f, "text");
-        match text(&f, "kind") {
+    let news = news(last)?;
+    for f in &news {
+        let said = text(f, "text");
+        match text(f, "kind") {
             "problem" if said.contains("is degraded") => count.degraded += 1,
             "mending" if said.contains("made again") => *count.mending.entry("partition").or_default() += 1,
             "mending" => *count.mending.entry("list").or_default() += 1,
             "plan-broken" | "stuck" => anyhow::bail!("{said}"),
             _ => {}
         }
-        moves.extend(moved(&f)?);
+        moves.extend(moved(f)?);
     }
+    let offline = machine::present()?.difference(&account.online);
+    let tried = count.tried.drain(..).map(|cpu| (cpu, false));
+    let switched: Vec<_> = events.iter().map(|e| (e.cpu, e.online)).chain(tried).collect();
+    let given = moves.iter().map(|m| (m.owner.clone(), m.from.clone(), m.to.clone())).collect();
+    account.story.rest(&account.table, &offline, &switched, given, &news)?;
     account.rest(events, &moves)?;
     events.clear();
-    for p in Promise::all()? {
-        let told = account.table.get(&p.owner);
-        anyhow::ensure!(
-            told == Some(&p.cpus),
-            "{} has {}, and what was found adds up to {told:?}",
-            p.owner,
-            p.cpus
-        );
+    for p in Promise::recorded()? {
+        let (told, has) = (account.table.get(&p.owner), set(&p.cpus.to_string())?);
+        anyhow::ensure!(told == Some(&has), "{} has {has}, and what was found adds up to {told:?}", p.owner);
     }
     Ok(())
 }
 
-/// Over the storm nobody whose CPUs were away is Held; over a fresh window everybody is.
-fn verdicts(guest: &Guest, owners: &[RunOwner]) -> Outcome {
+/// Over the storm nobody whose CPUs were away is Held, for reasons that follow from that; over a fresh window everybody is.
+fn verdicts(guest: &Guest, owners: &[RunOwner], story: &Story) -> Outcome {
     let (_, over) = truepin_json(&["verify"])?;
     let mut by: BTreeMap<&str, u32> = BTreeMap::new();
+    let mut whys: BTreeMap<&str, u32> = BTreeMap::new();
+    let mut unknown = Vec::new();
     for v in over["verdicts"].as_array().context("verdicts are a list")? {
         let (judgement, reasons) = (text(v, "verdict"), v["reasons"].to_string());
         *by.entry(judgement).or_default() += 1;
+        for reason in v["reasons"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+            match story.kind(text(v, "owner"), &set(text(v, "cpus"))?, reason) {
+                Ok(kind) => *whys.entry(kind).or_default() += 1,
+                Err(e) => unknown.push(format!("{e:#}")),
+            }
+        }
         let away = reasons.contains("went offline within") || reasons.contains("(hotplug)");
         anyhow::ensure!(away == (judgement != "held"), "{v:#}");
     }
     guest.say(format!("verdicts over the storm: {by:?}"));
+    guest.say(format!("their reasons: {whys:?}"));
+    unknown.extend(story.unexplained.iter().cloned());
+    anyhow::ensure!(unknown.is_empty(), "what no CPU that was switched explains:\n{}", unknown.join("\n"));
     // Two at a time: each window is two looks at everything.
     let ran = truepin(&["verify", "--for", "3s"])?;
     guest.say(format!("verdicts of the three seconds after it: exit code {}", ran.code()));

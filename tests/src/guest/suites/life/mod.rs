@@ -207,7 +207,7 @@ fn nested(guest: &mut Guest) -> Outcome {
     let said = verdict["reasons"].to_string();
     anyhow::ensure!(!said.contains("gave it CPUs") && !said.contains("partition"), "{verdict:#}");
     settled()?;
-    observe(Promise::all, &reserved()?, When::Settled)?;
+    observe(Promise::recorded, &reserved()?, When::Settled)?;
     // The outer one is lost, and made anew; the inner comes back with it, or is its maker's to mend.
     Workload::writing(&home.dir().join("cpuset.cpus.partition"), "member").cgroup("driver").answer()??;
     wait_until("the outer partition", secs(20), || Ok(home.read("cpuset.cpus.partition")? == "root"))?;
@@ -306,7 +306,7 @@ fn isolated(guest: &mut Guest) -> Outcome {
             truepin_json(&["assign", "unit/svc.service", "--cgroup", "/work.slice/svc", "--cpus", "2"])?;
         equal("mode", owner["mode"].as_str(), Some("member"))?;
     }
-    observe(Promise::all, &reserved()?, When::Settled)?;
+    observe(Promise::recorded, &reserved()?, When::Settled)?;
     let cpus = db.cpus().clone();
     let ended = db.end()?;
     anyhow::ensure!(ended.stderr.contains("warning: run/db: isolated"), "{ended:?}");
@@ -339,7 +339,7 @@ fn command(guest: &mut Guest) -> Outcome {
             anyhow::ensure!(held.is_disjoint(&Cgroup::root().cpus("cpuset.cpus.effective")?));
         }
         anyhow::ensure!(load.task().allowed()?.is_disjoint(&held), "/sib may use {}", load.task().allowed()?);
-        observe(Promise::all, &reserved()?, When::Settled).map(drop)
+        observe(Promise::recorded, &reserved()?, When::Settled).map(drop)
     };
     whole()?;
     guest.say(format!(
@@ -378,7 +378,7 @@ fn command(guest: &mut Guest) -> Outcome {
     } else {
         anyhow::ensure!(mask.is_disjoint(&two.cpus().union(third.cpus())), "{mask}");
     }
-    observe(Promise::all, &reserved()?, When::Settled)?;
+    observe(Promise::recorded, &reserved()?, When::Settled)?;
     one.end()?;
     wait_until("its CPUs' return", secs(20), || {
         let free: CpuSet =
@@ -387,7 +387,7 @@ fn command(guest: &mut Guest) -> Outcome {
         truepin(&["verify", "run/two"])?;
         Ok(cpus.is_subset(&free) && !Cgroup::at("truepin.slice/run-one").exists())
     })?;
-    observe(Promise::all, &reserved()?, When::Settled)?;
+    observe(Promise::recorded, &reserved()?, When::Settled)?;
     // Everything back, with the commands still running.
     let tasks = [two.task()?, third.task()?];
     truepin(&["release", "--all"])?.ok()?;
