@@ -464,7 +464,8 @@ fn lost(guest: &mut Guest) -> Outcome {
     flood?.ok()?;
     off?;
     // Without an exclusive list, the writes end the other partition as well.
-    let theirs = |f: &Value| text(f, "text").contains("the partition read") && !text(f, "text").starts_with("run/db");
+    let theirs =
+        |f: &Value| text(f, "text").contains("the partition read") && !text(f, "text").starts_with("run/db");
     let finding = next(before, "a lost partition", theirs)?;
     guest.say(text(&finding, "text"));
     sleep(secs(2));

@@ -66,14 +66,14 @@ fn news(seen: &mut u64) -> anyhow::Result<Vec<Value>> {
     Ok(new)
 }
 
-/// "run/a: CPUs 4 are gone or reserved now; it has 5 instead of 4[, …]"
+/// "run/a: CPU 4 is offline or reserved now; it has 5 instead of 4[, …] (1 CPU on node 0, …)"
 fn moved(f: &Value) -> anyhow::Result<Option<Move>> {
     if text(f, "kind") != "refitted" {
         return Ok(None);
     }
     let said = text(f, "text");
     let parts = || {
-        let (owner, rest) = said.split_once(": CPUs ")?;
+        let (owner, rest) = said.split_once(": CPU")?;
         let (to, rest) = rest.split_once("; it has ")?.1.split_once(" instead of ")?;
         Some((owner, to, rest.split([' ', ',', ';']).next()?))
     };
