@@ -54,12 +54,17 @@ impl Promise {
     /// What the running agent has promised to cgroups, by owner: its record, which is durable before anybody has an answer
     /// and before a file is written. Only the file is read: the agent learns nothing of it.
     pub fn recorded() -> anyhow::Result<Vec<Self>> {
-        // It is replaced by two renames, and between them there is none.
+        let previous = format!("{CHECKPOINT}.prev");
         let record = wait_for(CHECKPOINT, secs(2), || match fs::read_to_string(CHECKPOINT) {
-            Ok(text) => Ok(Some(text)),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Ok(text) => Ok(Some(Some(text))),
+            // It is replaced by two renames, and between them there is none. Who has never promised anything has none either.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                let replaced = fs::exists(&previous).with_context(|| format!("looking for {previous}"))?;
+                Ok((!replaced).then_some(None))
+            }
             Err(e) => Err(e).with_context(|| format!("reading {CHECKPOINT}")),
         })?;
+        let Some(record) = record else { return Ok(Vec::new()) };
         Self::in_record(&record).with_context(|| format!("{CHECKPOINT}: {record}"))
     }
 

@@ -282,7 +282,9 @@ fn rest(account: &mut Account, events: &mut Vec<Event>, last: &mut u64, count: &
     account.story.rest(&account.table, &offline, &switched, given, &news)?;
     account.rest(events, &moves)?;
     events.clear();
-    for p in Promise::recorded()? {
+    let recorded = Promise::recorded()?;
+    equal("owners on record", recorded.len(), account.table.len())?;
+    for p in recorded {
         let (told, has) = (account.table.get(&p.owner), set(&p.cpus.to_string())?);
         anyhow::ensure!(told == Some(&has), "{} has {has}, and what was found adds up to {told:?}", p.owner);
     }
