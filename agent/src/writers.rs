@@ -17,7 +17,6 @@ use crate::{
 use fanotify::{FanotifyError, Marks};
 use std::{
     collections::BTreeMap,
-    mem,
     os::fd::{AsFd as _, BorrowedFd},
     path::Path,
 };
@@ -76,8 +75,6 @@ pub struct Writers {
     ids: Option<Ids>,
     watched: BTreeMap<CgroupPath, (CgroupId, Interest)>,
     lost: u64,
-    /// Not all that is of interest is watched; said once.
-    partial: bool,
     /// Reading failed; said once.
     failed: bool,
 }
@@ -87,7 +84,7 @@ impl Writers {
     #[must_use]
     pub fn none(why: String) -> Self {
         let (source, refused, watched) = (Source::None, vec![why], BTreeMap::new());
-        Self { source, refused, ids: None, watched, lost: 0, partial: false, failed: false }
+        Self { source, refused, ids: None, watched, lost: 0, failed: false }
     }
 
     /// `hook` if there is one, else fanotify if it is `allowed`. `refused`: why better means are not in force.
@@ -105,7 +102,7 @@ impl Writers {
             None => Source::None,
         };
         let ids = Ids::new(root).ok();
-        Self { source, refused, ids, watched: BTreeMap::new(), lost: 0, partial: false, failed: false }
+        Self { source, refused, ids, watched: BTreeMap::new(), lost: 0, failed: false }
     }
 
     /// What is in force.
@@ -146,17 +143,13 @@ impl Writers {
         cgroups: BTreeMap<CgroupPath, (CgroupId, Interest)>,
     ) -> Result<bool, WritersError> {
         let changed = self.watched != cgroups;
-        let set = match &mut self.source {
-            Source::Hook(hook) => hook.watch(cgroups.values().copied()).map_err(WritersError::from),
-            Source::Fanotify(marks) => marks.set(cgroups.keys()).map_err(WritersError::from),
+        match &mut self.source {
+            Source::Hook(hook) => hook.watch(cgroups.values().copied())?,
+            Source::Fanotify(marks) => marks.set(cgroups.keys())?,
             Source::None => return Ok(false),
-        };
-        self.watched = cgroups;
-        let partial = mem::replace(&mut self.partial, set.is_err());
-        match set {
-            Err(_) if partial => Ok(changed), // said before
-            set => set.map(|()| changed),
         }
+        self.watched = cgroups;
+        Ok(changed)
     }
 
     /// Adds the writes of others that have ended since the last call; `now_ns` is `CLOCK_MONOTONIC`.
@@ -215,8 +208,7 @@ impl Writers {
         if let Source::Hook(hook) = &mut self.source {
             self.lost = hook.lost()?;
         }
-        // Somebody may have written where nobody looked.
-        Ok(if self.partial { Sight::Blind } else { sight })
+        Ok(sight)
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Problem: a writer that exits at once has no name left when an event about it is read, a refused write changes
 //! nothing, and the kernel tells of what came of a write before the write has ended.
-//! Steps: (1) at the start: forget what this thread left (its end was missed); not ours, to a watched cgroup, to a file that matters, on cgroup v2: remember who, what and
+//! Steps: (1) at the start: not ours, to a watched cgroup, to a file that matters, on cgroup v2: remember who, what and
 //! when; (2) at the end: if it succeeded, send that; forget it.
 //! Invariants: between start and end a write stands in `WRITING`, and its record is sent before it leaves there: what
 //! user space finds in neither of the two, first looked for under way and then in the ring, has not begun or was
@@ -74,11 +74,6 @@ unsafe fn begins(of: Addr, buf: Addr) {
         let who = bpf_get_current_pid_tgid();
         if OWN_TGID.get(0).is_none_or(|own| *own == tgid(who)) {
             return;
-        }
-        // An end that was missed: with what is left of it this write would be told as that one. A lookup that finds nothing,
-        // on the way of every write to a cgroup file.
-        if WRITING.remove(who).is_ok() {
-            lost(0);
         }
         let node = Node::of_open_file(of);
         let dir = node.parent();

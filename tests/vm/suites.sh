@@ -33,9 +33,7 @@ printf '%s\n' "$boots" | xargs -P "$jobs" -L 1 sh -c '
     echo $(($(date +%s) - start)) >"$1/$2-$3-$4.took"
     exit "$status"' "$vm" "$cache/logs" || status=1
 took=$(($(date +%s) - start))
-whole=
-[ $# -gt 0 ] || [ -n "${ONLY:-}" ] || whole=1
-printf '%s\n' "$boots" | WHOLE=$whole "$vm/table" "$cache" >"$cache/logs/table" || status=1
+printf '%s\n' "$boots" | "$vm/table" "$cache" >"$cache/logs/table" || status=1
 cat "$cache/logs/table"
 echo "$kernels: took $((took / 60)) min $((took % 60)) s, $jobs at a time; the table: $cache/logs/table"
 exit "$status"

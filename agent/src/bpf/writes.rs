@@ -30,9 +30,6 @@ use truepin_abi::{Write, watch};
 const FUNCTION: &str = "cgroup_file_write";
 /// A write that is under way for so long, of a thread that is gone, was not seen to end: a return probe can be missed.
 const STUCK_NS: u64 = 10_000_000_000;
-/// And of a thread that lives. A write waits for `cgroup_mutex` and CPU hotplug, which take seconds where many CPUs are
-/// switched, and never so long.
-const LIVING_NS: u64 = 60_000_000_000;
 
 /// How the programs are attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,9 +152,6 @@ impl WriteHook {
             maps::gone_is_fine(self.watched.remove(&id)).map_err(BpfError::map("WATCHED", "remove from"))?;
             self.told.remove(&id);
         }
-        // The map has an end: then those are missing that matter least.
-        let mut wanted: Vec<(u64, u32)> = wanted.into_iter().collect();
-        wanted.sort_by_key(|(_, bits)| *bits & (watch::TASKS | watch::CHILDREN) == 0);
         for (id, bits) in wanted {
             if self.told.get(&id) != Some(&bits) {
                 self.watched.insert(id, bits, 0).map_err(BpfError::map("WATCHED", "write"))?;
@@ -174,8 +168,7 @@ impl WriteHook {
             self.writing.iter().collect::<Result<_, MapError>>().map_err(BpfError::map("WRITING", "read"))?;
         for (who, write) in entries {
             let task = format!("/proc/{}/task/{}", write.tgid, write.pid);
-            let since = now_ns.saturating_sub(write.begun_ns);
-            if since > LIVING_NS || since > STUCK_NS && !Path::new(&task).exists() {
+            if now_ns.saturating_sub(write.begun_ns) > STUCK_NS && !Path::new(&task).exists() {
                 maps::gone_is_fine(self.writing.remove(&who))
                     .map_err(BpfError::map("WRITING", "remove from"))?;
                 self.stuck += 1;
