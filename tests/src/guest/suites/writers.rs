@@ -337,7 +337,7 @@ fn partition(how: &[&str]) -> anyhow::Result<(Cgroup, Inside, CpuSet)> {
 /// kernel the partition beside it ends, and the writer is named for that too.
 fn overlap(guest: &mut Guest, means: &str) -> Outcome {
     let strict = facts::overlap_ends()?;
-    let _agent = agent(means)?;
+    let agent = agent(means)?;
     let (svc, _inside, cpus) = partition(&[])?;
     let mut ended = 0;
     for round in 1..=6 {
@@ -357,9 +357,15 @@ fn overlap(guest: &mut Guest, means: &str) -> Outcome {
             Cgroup::at(&name).dir().display(),
             file.display()
         );
-        let mut child = Command::new("sh").args(["-c", &script]).spawn().context("starting sh")?;
-        let pid = child.id();
-        anyhow::ensure!(child.wait()?.success(), "round {round}: {script:?} failed");
+        // Stopped, so that it cannot read a new one before that has been written: then it would be known.
+        if !known {
+            agent.task().signal(Signal::SIGSTOP)?;
+        }
+        let ran =
+            Command::new("sh").args(["-c", &script]).spawn().and_then(|mut sh| Ok((sh.id(), sh.wait()?)));
+        agent.task().signal(Signal::SIGCONT)?;
+        let (pid, end) = ran.context("starting sh")?;
+        anyhow::ensure!(end.success(), "round {round}: {script:?} failed");
         wait_until("the sibling's CPUs are taken back", secs(10), || {
             Ok(Cgroup::at(&name).cpus("cpuset.cpus")?.is_disjoint(&cpus))
         })?;
