@@ -3,9 +3,11 @@
 //! A writer here is gone before anybody could look at it. The means are forced with `TRUEPIN_FAULT`; that the best one is
 //! taken by itself is a scenario of its own.
 
+mod unseen;
+
 use crate::guest::{
     Agent, Cgroup, Guest, Outcome, RunOwner, Scenario, Style, Suite, Task, Workload, agent::wait_for_answer,
-    equal, facts, http, machine, millis, run, run_for, secs, truepin, wait_for, wait_until,
+    equal, facts, http, machine, millis, run, secs, truepin, wait_for, wait_until,
 };
 use anyhow::Context;
 use nix::sys::signal::Signal;
@@ -54,9 +56,11 @@ pub const SUITE: Suite = Suite {
         Scenario::new("without means the kernel is not told from a writer", |g| kernels_own(g, "none"))
             .limit(120)
             .allow(&[LEAK]),
-        Scenario::new("lost writes are counted, and nothing is concluded from them", lost)
+        Scenario::new("lost writes are counted, and nothing is concluded from them", unseen::lost)
             .limit(180)
             .allow(&[LEAK]),
+        Scenario::new("kprobe: a write whose end was missed is not told as the next one", unseen::missed)
+            .limit(180),
         Scenario::new("an owner's own moves are its own business", own_moves).limit(120),
     ],
 };
@@ -435,46 +439,6 @@ fn kernels_own(guest: &mut Guest, means: &str) -> Outcome {
         machine::set_online(cpu, true)?;
     }
     Ok(())
-}
-
-/// The agent is stopped while more is written than the ring holds.
-fn lost(guest: &mut Guest) -> Outcome {
-    let agent = agent("fexit")?;
-    let (db, _) = owner()?;
-    settled()?;
-    let before = newest_id()?;
-    agent.task().signal(Signal::SIGSTOP)?;
-    let file = db.cgroup().dir().join("cpuset.cpus");
-    let script = format!(
-        "i=0; while [ $i -lt 600 ]; do echo {} > {}; i=$((i+1)); done; echo 0-7 > {1}",
-        db.cpus(),
-        file.display()
-    );
-    let flood = run_for(secs(60), Command::new("sh").args(["-c", &script]));
-    agent.task().signal(Signal::SIGCONT)?;
-    flood?.ok()?;
-    let status = wait_for_answer("/v1/status", secs(20), |s| s["kernel"]["writers_lost"].as_u64() > Some(0))?;
-    let lost = status["kernel"]["writers_lost"].as_u64().unwrap_or(0);
-    let finding = next(before, "a drift", |f| text(f, "kind") == "drift")?;
-    guest.say(format!("601 writes while the agent stood still: {lost} lost; {}", text(&finding, "text")));
-    anyhow::ensure!((200..601).contains(&lost), "{lost} lost of 601");
-    let table = truepin(&["status"])?.ok()?.stdout;
-    anyhow::ensure!(table.contains(&format!("{lost} writes lost")), "{table}");
-    // The kernel's own change in a time of which writes were lost is nobody's for certain.
-    let (_svc, _inside, cpus) = partition(&["--isolation", "isolated"])?;
-    let before = newest_id()?;
-    agent.task().signal(Signal::SIGSTOP)?;
-    let flood = run_for(secs(60), Command::new("sh").args(["-c", &script]));
-    let off: anyhow::Result<Vec<()>> = cpus.iter().map(|cpu| machine::set_online(cpu, false)).collect();
-    agent.task().signal(Signal::SIGCONT)?;
-    flood?.ok()?;
-    off?;
-    let finding = next(before, "a lost partition", |f| text(f, "text").contains("the partition read"))?;
-    guest.say(text(&finding, "text"));
-    sleep(secs(2));
-    let id = id_of(Some(&finding))?;
-    let later = findings()?.into_iter().find(|f| id_of(Some(f)).is_ok_and(|i| i == id));
-    equal("the cause", later.map(|f| text(&f["cause"], "by").to_owned()), Some("unknown".to_owned()))
 }
 
 /// A command that makes cgroups below its own and moves tasks there is nobody's concern.
