@@ -43,7 +43,7 @@ pub(super) fn lost(guest: &mut Guest) -> Outcome {
     agent.task().signal(Signal::SIGCONT)?;
     flood?.ok()?;
     off?;
-    let finding = next(before, "a lost partition", |f| text(f, "text").contains("the partition read"))?;
+    let finding = next(before, "a lost partition", |f| text(f, "text").contains("svc: the partition read"))?;
     guest.say(text(&finding, "text"));
     sleep(secs(2));
     let id = id_of(Some(&finding))?;
