@@ -24,7 +24,7 @@ use std::{
     path::Path,
 };
 use truepin::{CgroupFile, CgroupId, reconcile::Interest};
-use truepin_abi::{Write, watch};
+use truepin_abi::{MAX_WATCHED, Write, watch};
 
 /// The function.
 const FUNCTION: &str = "cgroup_file_write";
@@ -85,6 +85,8 @@ pub struct WriteHook {
     writing: HashMap<MapData, u64, Write>,
     lost: PerCpuArray<MapData, u64>,
     stuck: Stuck,
+    /// How many `watched` can hold.
+    room: usize,
     attached: Attached,
     /// What `watched` holds.
     told: BTreeMap<u64, u32>,
@@ -131,6 +133,7 @@ impl WriteHook {
                 writing: maps::take(bpf, "WRITING")?,
                 lost: maps::take(bpf, "WRITES_LOST")?,
                 stuck: Stuck::default(),
+                room: MAX_WATCHED as usize,
                 attached,
                 told: BTreeMap::new(),
                 text: String::new(),
@@ -145,21 +148,28 @@ impl WriteHook {
         self.hook
     }
 
-    /// Makes these the watched cgroups.
-    pub fn watch(&mut self, cgroups: impl Iterator<Item = (CgroupId, Interest)>) -> Result<(), BpfError> {
-        let wanted: BTreeMap<u64, u32> = cgroups.map(|(id, interest)| (id.0, bits(interest))).collect();
+    /// Watches no more cgroups than this.
+    pub fn limit(&mut self, room: usize) {
+        self.room = self.room.min(room);
+    }
+
+    /// Makes these the watched cgroups; where not all have room, the first ones. How many have none.
+    pub fn watch(&mut self, cgroups: &[(CgroupId, Interest)]) -> Result<usize, BpfError> {
+        let (kept, rest) = cgroups.split_at(cgroups.len().min(self.room));
+        let wanted: BTreeMap<u64, u32> = kept.iter().map(|(id, interest)| (id.0, bits(*interest))).collect();
         let gone: Vec<u64> = self.told.keys().filter(|id| !wanted.contains_key(id)).copied().collect();
         for id in gone {
             maps::gone_is_fine(self.watched.remove(&id)).map_err(BpfError::map("WATCHED", "remove from"))?;
             self.told.remove(&id);
         }
-        for (id, bits) in wanted {
-            if self.told.get(&id) != Some(&bits) {
+        for (CgroupId(id), interest) in kept {
+            let bits = bits(*interest);
+            if self.told.get(id) != Some(&bits) {
                 self.watched.insert(id, bits, 0).map_err(BpfError::map("WATCHED", "write"))?;
-                self.told.insert(id, bits);
+                self.told.insert(*id, bits);
             }
         }
-        Ok(())
+        Ok(rest.len())
     }
 
     /// Whether a write of another is under way. To be asked before [`Self::drain`].

@@ -4,12 +4,13 @@ use super::{
     MEDDLERS, agent, findings, id_of, meddle, names, newest_id, next, owner, partition, settled, text,
 };
 use crate::guest::{
-    Cgroup, Guest, Outcome, agent::wait_for_answer, equal, http, machine, run_for, secs, truepin,
+    Cgroup, Guest, Outcome, RunOwner, Workload, agent::wait_for_answer, equal, http, machine, millis,
+    run_for, secs, truepin,
 };
 use anyhow::Context;
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use std::{process::Command, thread::sleep};
+use std::{fs, process::Command, thread::sleep};
 
 /// The agent is stopped while more is written than the ring holds.
 pub(super) fn lost(guest: &mut Guest) -> Outcome {
@@ -95,4 +96,53 @@ pub(super) fn missed(guest: &mut Guest) -> Outcome {
     );
     anyhow::ensure!(lost > 20, "hardly an end was missed: this shows nothing");
     Ok(())
+}
+
+/// More cgroups of interest than the hook has room for (on order, not 4096 but 16): those within an owner that truepin made.
+pub(super) fn crowd(guest: &mut Guest) -> Outcome {
+    const MANY: u32 = 40;
+    let agent = agent("fexit,watched=16")?;
+    let (db, _) = owner()?;
+    let refused = |s: &Value| s["kernel"]["writers_refused"].as_array().map(Vec::len);
+    let each = || (0..MANY).map(|n| db.cgroup().dir().join(format!("c{n}")));
+    each().try_for_each(fs::create_dir).context("making a crowd")?;
+    let status = wait_for_answer("/v1/status", secs(60), |s| refused(s) == Some(1))?;
+    let why = status["kernel"]["writers_refused"][0].as_str().unwrap_or_default();
+    guest.say(why);
+    anyhow::ensure!(why.contains("more than can be watched"), "{why:?}");
+    wait_for_answer("/v1/status", secs(60), |s| s["settled"] == true)?;
+    // An owner that comes after all these is watched: who brings tasks there is told of no cgroup's parent.
+    let last = RunOwner::start("zz", &["--cpus", "2"], &Workload::blink(1, millis(2), millis(100)))?;
+    settled()?;
+    let victim = Workload::idle().spawn()?;
+    let (before, value) = (newest_id()?, victim.pid().to_string());
+    let (pid, comm, taken) = meddle(false, &last.cgroup().dir().join("cgroup.procs"), &value)?;
+    anyhow::ensure!(taken, "the move was refused");
+    let finding = next(before, "a finding `joined`", |f| text(f, "kind") == "joined")?;
+    names(&finding, "fexit", (pid, comm), &value).with_context(|| format!("{finding:#}"))?;
+    drop((victim, last));
+    let (svc, _inside, _) = partition(&["--isolation", "isolated"])?;
+    equal("by whom, with too many", lost_partition(guest, &svc)?, "unknown".to_owned())?;
+    each().try_for_each(fs::remove_dir).context("sending the crowd away")?;
+    wait_for_answer("/v1/status", secs(60), |s| refused(s) == Some(0))?;
+    settled()?;
+    equal("by whom, with few", lost_partition(guest, &svc)?, "kernel".to_owned())?;
+    let warned = agent.log().matches("more than can be watched").count();
+    equal("warnings", warned, 1)
+}
+
+/// All CPUs of the isolated partition go, and come again: by whom it was lost, as said two seconds later.
+fn lost_partition(guest: &Guest, svc: &Cgroup) -> anyhow::Result<String> {
+    let before = newest_id()?;
+    let cpus = svc.cpus("cpuset.cpus.effective")?;
+    cpus.iter().try_for_each(|cpu| machine::set_online(cpu, false))?;
+    let lost = |f: &Value| text(f, "text").contains("the partition read \"isolated invalid");
+    let found = id_of(Some(&next(before, "a lost partition", lost)?))?;
+    sleep(secs(2));
+    let all = findings()?;
+    let finding = all.iter().find(|f| id_of(Some(f)).is_ok_and(|id| id == found)).context("it is gone")?;
+    guest.say(text(finding, "text"));
+    cpus.iter().try_for_each(|cpu| machine::set_online(cpu, true))?;
+    settled()?;
+    Ok(text(&finding["cause"], "by").to_owned())
 }
