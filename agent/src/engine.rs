@@ -355,11 +355,8 @@ impl Engine {
     fn watch_writers(&mut self) {
         let state = &self.state;
         let of = |(path, c): (&CgroupPath, &CgroupObserved)| (path.clone(), (c.id, state.interest(path)));
-        match self.writers.watch(state.observed.cgroups.iter().map(of).collect()) {
-            // What was written just before went unseen. From a reading that follows on, nothing does.
-            Ok(changed) => self.news |= changed,
-            Err(error) => tracing::warn!("{}; writers of these files stay unknown", chain(&error)),
-        }
+        // What was written just before went unseen. From a reading that follows on, nothing does.
+        self.news |= self.writers.watch(state.observed.cgroups.iter().map(of).collect());
     }
 
     /// Whether there is something to look at that nothing will wake the loop for.

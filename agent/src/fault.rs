@@ -14,12 +14,14 @@ pub struct Faults {
     pub detach_switch: Option<Duration>,
     /// The only means by which writers may be named; of the inner `None`, none.
     pub writers: Option<Option<Means>>,
+    /// How many cgroups the hook on writes may watch.
+    pub watched: Option<usize>,
 }
 
 /// An order that is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{VARIABLE}: {order:?} is not understood; expected detach-switch=TIME or writers=fexit|kprobe|fanotify|none, several with commas between"
+    "{VARIABLE}: {order:?} is not understood; expected detach-switch=TIME, writers=fexit|kprobe|fanotify|none or watched=NUMBER, several with commas between"
 )]
 pub struct FaultError {
     order: String,
@@ -50,6 +52,7 @@ impl Faults {
                     let means = Means::ALL.into_iter().find(|m| m.name() == name);
                     faults.writers = Some(Some(means.ok_or_else(refuse)?));
                 }
+                ("watched", room) => faults.watched = Some(room.parse().map_err(|_| refuse())?),
                 _ => return Err(refuse()),
             }
         }
@@ -69,8 +72,9 @@ mod tests {
         assert_eq!(both.writers, Some(Some(Means::Hook(Hook::Kprobe))));
         assert_eq!(Faults::parse("writers=none").unwrap().writers, Some(None));
         assert_eq!(Faults::parse("writers=fanotify").unwrap().writers, Some(Some(Means::Fanotify)));
+        assert_eq!(Faults::parse("watched=16").unwrap().watched, Some(16));
         assert_eq!(Faults::parse(""), Ok(Faults::default()));
-        for bad in ["writers=inotify", "writers", "detach-switch=soon", "detach=1s"] {
+        for bad in ["writers=inotify", "watched=few", "writers", "detach-switch=soon", "detach=1s"] {
             let e = Faults::parse(bad).unwrap_err().to_string();
             assert!(e.contains(bad), "{e}");
         }

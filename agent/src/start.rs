@@ -378,10 +378,13 @@ fn programs(
         |means: Means| config.sources.writers && faults.writers.is_none_or(|only| only == Some(means));
     let hooks: Vec<Hook> = Hook::ALL.into_iter().filter(|hook| allowed(Means::Hook(*hook))).collect();
     let loaded = load_bpf(config, mount, &hooks, notes)?;
-    let (probe, hook, refused) = match loaded {
+    let (probe, mut hook, refused) = match loaded {
         Some((probe, hook, refused)) => (Some(probe), hook, refused),
         None => (None, None, vec!["eBPF is off".into()]),
     };
+    if let (Some(hook), Some(room)) = (&mut hook, faults.watched) {
+        hook.limit(room);
+    }
     let writers = if config.sources.writers {
         Writers::new(&mount.root, hook, allowed(Means::Fanotify), refused)
     } else {

@@ -5,7 +5,7 @@
 //! the writer, its cgroup and what it wrote, also when it is gone at once; else fanotify, which tells the pid; else none.
 //! Each is optional: what it lacks is said in the status, and nothing but names depends on it.
 //! Invariant: what [`Writers::look`] says of writes that it did not tell is true: it looks for writes under way before it
-//! takes the records of those that have ended.
+//! takes the records of those that have ended, and while not every cgroup is watched it says that it is blind.
 
 mod fanotify;
 
@@ -57,6 +57,12 @@ pub enum WritersError {
     /// fanotify.
     #[error(transparent)]
     Fanotify(#[from] FanotifyError),
+    /// The hook's table of cgroups is full.
+    #[error("{left_out} cgroups are more than can be watched")]
+    Room {
+        /// These are not watched.
+        left_out: usize,
+    },
 }
 
 #[derive(Debug)]
@@ -74,6 +80,8 @@ pub struct Writers {
     /// `None` where the mount could not be opened: then only cgroups that were just read have paths.
     ids: Option<Ids>,
     watched: BTreeMap<CgroupPath, (CgroupId, Interest)>,
+    /// Why not all of `watched` are; said once, until they are.
+    unwatched: Option<String>,
     lost: u64,
     /// Reading failed; said once.
     failed: bool,
@@ -84,7 +92,7 @@ impl Writers {
     #[must_use]
     pub fn none(why: String) -> Self {
         let (source, refused, watched) = (Source::None, vec![why], BTreeMap::new());
-        Self { source, refused, ids: None, watched, lost: 0, failed: false }
+        Self { source, refused, ids: None, watched, unwatched: None, lost: 0, failed: false }
     }
 
     /// `hook` if there is one, else fanotify if it is `allowed`. `refused`: why better means are not in force.
@@ -102,7 +110,7 @@ impl Writers {
             None => Source::None,
         };
         let ids = Ids::new(root).ok();
-        Self { source, refused, ids, watched: BTreeMap::new(), lost: 0, failed: false }
+        Self { source, refused, ids, watched: BTreeMap::new(), unwatched: None, lost: 0, failed: false }
     }
 
     /// What is in force.
@@ -115,10 +123,10 @@ impl Writers {
         }
     }
 
-    /// Why no better means are.
+    /// Why no better means are, and why the one in force does not see everything.
     #[must_use]
-    pub fn refused(&self) -> &[String] {
-        &self.refused
+    pub fn refused(&self) -> Vec<String> {
+        self.refused.iter().chain(&self.unwatched).cloned().collect()
     }
 
     /// Writes that could not be told, since the start.
@@ -137,19 +145,28 @@ impl Writers {
         }
     }
 
-    /// Makes these the watched cgroups. True if other writes are told now than before.
-    pub fn watch(
-        &mut self,
-        cgroups: BTreeMap<CgroupPath, (CgroupId, Interest)>,
-    ) -> Result<bool, WritersError> {
-        let changed = self.watched != cgroups;
-        match &mut self.source {
-            Source::Hook(hook) => hook.watch(cgroups.values().copied())?,
-            Source::Fanotify(marks) => marks.set(cgroups.keys())?,
-            Source::None => return Ok(false),
+    /// Makes these the watched cgroups, as far as possible. True if other writes are told now than before.
+    pub fn watch(&mut self, cgroups: BTreeMap<CgroupPath, (CgroupId, Interest)>) -> bool {
+        let done = match &mut self.source {
+            Source::Hook(hook) => match hook.watch(&ranked(&cgroups)) {
+                Ok(0) => Ok(()),
+                Ok(left_out) => Err(WritersError::Room { left_out }),
+                Err(error) => Err(error.into()),
+            },
+            Source::Fanotify(marks) => marks.set(cgroups.keys()).map_err(Into::into),
+            Source::None => return false,
+        };
+        let before = self.unwatched.take();
+        if let Err(error) = done {
+            let why = chain(&error);
+            if before.is_none() {
+                tracing::warn!("{why}; writers of these files stay unknown");
+            }
+            self.unwatched = Some(why);
         }
+        let changed = self.watched != cgroups || before.is_some() && self.unwatched.is_none();
         self.watched = cgroups;
-        Ok(changed)
+        changed
     }
 
     /// Adds the writes of others that have ended since the last call; `now_ns` is `CLOCK_MONOTONIC`.
@@ -208,8 +225,29 @@ impl Writers {
         if let Source::Hook(hook) = &mut self.source {
             self.lost = hook.lost()?;
         }
-        Ok(sight)
+        Ok(if self.unwatched.is_some() { Sight::Blind } else { sight })
     }
+}
+
+/// What the hook has to be told, what matters most first: owners and what lies above them, then what lies within those that
+/// truepin made, then the rest. A cgroup of which no more is of interest than of any below its parent is left out: the
+/// kernel half looks at the parent too.
+fn ranked(cgroups: &BTreeMap<CgroupPath, (CgroupId, Interest)>) -> Vec<(CgroupId, Interest)> {
+    let told_above = |path: &CgroupPath| {
+        let above = path.parent().and_then(|up| cgroups.get(&up));
+        above.is_some_and(|(_, interest)| interest.children)
+    };
+    let mut all: Vec<_> = cgroups
+        .iter()
+        .filter(|(path, (_, interest))| *interest != Interest::default() || !told_above(path))
+        .map(|(_, watched)| *watched)
+        .collect();
+    all.sort_by_key(|(_, interest)| match interest {
+        Interest { children: true, .. } => 0,
+        Interest { tasks: true, .. } => 1,
+        _ => 2,
+    });
+    all
 }
 
 /// The path of a cgroup: of one that is watched, or of any that is there.
@@ -248,6 +286,24 @@ fn foreign(w: Written, path_of: &dyn Fn(CgroupId) -> Option<CgroupPath>) -> Opti
 mod tests {
     use super::*;
     use truepin::CpusetFile;
+
+    #[test]
+    fn owners_come_first_and_what_their_parents_tell_is_left_out() {
+        let of = |tasks, children| Interest { tasks, children };
+        let cgroups = [
+            ("", 1, of(false, true)),
+            ("a", 2, of(false, false)),
+            ("a/b", 3, of(false, false)),
+            ("truepin.slice", 4, of(false, true)),
+            ("truepin.slice/run-x", 9, of(true, true)),
+            ("truepin.slice/run-x/inner", 10, of(true, false)),
+            ("truepin.slice/y", 8, of(false, false)),
+        ];
+        let cgroups =
+            cgroups.into_iter().map(|(path, id, i)| (path.parse().unwrap(), (CgroupId(id), i))).collect();
+        let order: Vec<u64> = ranked(&cgroups).into_iter().map(|(id, _)| id.0).collect();
+        assert_eq!(order, [1, 4, 9, 10, 3]);
+    }
 
     #[test]
     fn a_writer_whose_cgroup_is_gone_keeps_its_id() {

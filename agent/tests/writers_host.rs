@@ -69,7 +69,7 @@ fn the_best_means_that_this_kernel_takes() {
         Means::Hook(Hook::Fexit) => assert!(writers.refused().is_empty()),
         Means::Hook(Hook::Kprobe) => assert!(writers.refused()[0].starts_with("fexit: ")),
         Means::Fanotify => {
-            let [fexit, kprobe] = writers.refused() else { panic!("{:?}", writers.refused()) };
+            let [fexit, kprobe] = &writers.refused()[..] else { panic!("{:?}", writers.refused()) };
             assert!(fexit.starts_with("fexit: ") && kprobe.starts_with("kprobe: "), "{fexit} {kprobe}");
             assert!(fexit.len() < 120 && kprobe.len() < 120, "no verifier's log: {fexit} {kprobe}");
         }
@@ -100,7 +100,7 @@ fn told_of(means: Means, watched: &[(&Cgroup, Interest)]) -> Option<(Option<BpfP
     assert_eq!(writers.means(), Some(means), "{:?}", writers.refused());
     let cgroups: BTreeMap<CgroupPath, (CgroupId, Interest)> =
         watched.iter().map(|(c, interest)| (path(c), (c.id(), *interest))).collect();
-    assert!(writers.watch(cgroups.clone()).unwrap() && !writers.watch(cgroups).unwrap());
+    assert!(writers.watch(cgroups.clone()) && !writers.watch(cgroups));
     Some((probe, writers))
 }
 
@@ -109,6 +109,28 @@ fn shell(file: &std::path::Path, text: &str) -> (u32, bool) {
     let mut child =
         Command::new("sh").args(["-c", "echo \"$1\" > \"$2\"", "sh", text]).arg(file).spawn().unwrap();
     (child.id(), child.wait().unwrap().success())
+}
+
+/// While one of the cgroups cannot be watched, nothing is concluded from what is not told.
+#[test]
+fn a_cgroup_that_is_not_watched_makes_blind() {
+    if let Some(why) = missing() {
+        return skip("writers_host::a_cgroup_that_is_not_watched_makes_blind", &why);
+    }
+    let own = Cgroup::new("blind");
+    let (_, mut writers) = told_of(Means::Fanotify, &[(&own, Interest::default())]).unwrap();
+    let sight = |w: &mut Writers| (w.look(now_ns(), &mut Vec::new()), w.refused().len());
+    assert_eq!(sight(&mut writers), (Sight::Trailing, 0));
+    let good = BTreeMap::from([(path(&own), (own.id(), Interest::default()))]);
+    let mut bad = good.clone();
+    // No directory, and so nothing that can be marked.
+    bad.insert("cgroup.procs".parse().unwrap(), (CgroupId(1), Interest::default()));
+    for _ in 0..2 {
+        writers.watch(bad.clone());
+        assert_eq!(sight(&mut writers), (Sight::Blind, 1), "{:?}", writers.refused());
+    }
+    assert!(writers.watch(good));
+    assert_eq!(sight(&mut writers), (Sight::Trailing, 0));
 }
 
 #[test]

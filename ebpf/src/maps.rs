@@ -57,7 +57,7 @@ pub static WRITING: HashMap<u64, Write> = HashMap::with_max_entries(MAX_WRITING,
 #[map]
 pub static WRITES: RingBuf = RingBuf::with_byte_size(WRITE_RING_BYTES, 0);
 
-/// Writes of which no record was made, for want of room: the first entry is of the program at a write's start, the
-/// second of the one at its end. A program does not interrupt itself on a CPU, so each has words of its own.
+/// Writes of which no record was made, for want of room or because their end was missed: the first entry is of the
+/// program at a write's start, the second of the one at its end. A program does not interrupt itself on a CPU, so each has words of its own.
 #[map]
 pub static WRITES_LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(2, 0);

@@ -7,7 +7,8 @@
 //! when; (2) at the end: if it succeeded, send that; forget it.
 //! Invariants: between start and end a write stands in `WRITING`, and its record is sent before it leaves there: what
 //! user space finds in neither of the two, first looked for under way and then in the ring, has not begun or was
-//! refused. What found no room is counted.
+//! refused. What found no room is counted, and so is a write whose end the kernel did not let us see: the next one of
+//! its thread, to whatever cgroup file, takes it out of `WRITING`, or it would be told as that one's.
 //!
 //! The same two bodies serve fentry and fexit, and kprobe and kretprobe where the kernel loads no trampolines. All
 //! fields are probe reads: a write of a cgroup file takes microseconds.
@@ -75,6 +76,12 @@ unsafe fn begins(of: Addr, buf: Addr) {
         if OWN_TGID.get(0).is_none_or(|own| *own == tgid(who)) {
             return;
         }
+        // A thread is in one write at a time. Nearly always nothing is there: a lookup, which takes no lock, as removing
+        // does.
+        if WRITING.get_ptr(who).is_some() {
+            let _ = WRITING.remove(who);
+            lost(0);
+        }
         let node = Node::of_open_file(of);
         let dir = node.parent();
         let cgroup = dir.id();
@@ -104,7 +111,7 @@ fn ends(result: i64) {
     let who = bpf_get_current_pid_tgid();
     let Some(write) = WRITING.get_ptr_mut(who) else { return };
     if result >= 0 {
-        // SAFETY: an entry of this very thread's, removed by it alone.
+        // SAFETY: an entry of this very thread's, removed by it alone while it lives.
         let write = unsafe { &mut *write };
         // SAFETY: no precondition.
         write.ended_ns = unsafe { bpf_ktime_get_ns() };
@@ -116,7 +123,7 @@ fn ends(result: i64) {
             None => lost(1),
         }
     }
-    // It is there: nobody else takes it away.
+    // It is there: nobody else takes it away while its thread lives.
     let _ = WRITING.remove(who);
 }
 

@@ -523,7 +523,7 @@ fn status(engine: &Engine, about: &About) -> StatusDoc {
             notify: engine.watch.is_some(),
             writers: engine.writers.means().is_some(),
             writers_means: means(&engine.writers),
-            writers_refused: engine.writers.refused().to_vec(),
+            writers_refused: engine.writers.refused(),
             writers_lost: engine.writers.lost(),
             hotplug: engine.hotplug.as_ref().and_then(Hotplug::means).unwrap_or_default().into(),
             clock_stable: clock.is_stable(),

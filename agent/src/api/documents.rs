@@ -463,7 +463,7 @@ pub struct KernelDoc {
     /// What: `fexit cgroup_file_write`, `kprobe cgroup_file_write`, `fanotify`, or `none: ` and why.
     #[serde(default)]
     pub writers_means: String,
-    /// Why no better means are in force.
+    /// Why no better means are in force, and why the one that is does not see everything.
     #[serde(default)]
     pub writers_refused: Vec<String>,
     /// Writes that it could not tell, since the start.

@@ -19,16 +19,18 @@ use aya::{
 };
 use std::{
     collections::BTreeMap,
-    fmt, io,
+    fmt, io, mem,
     os::fd::{AsFd, BorrowedFd},
     path::Path,
 };
 use truepin::{CgroupFile, CgroupId, reconcile::Interest};
-use truepin_abi::{Write, watch};
+use truepin_abi::{MAX_WATCHED, Write, watch};
 
 /// The function.
 const FUNCTION: &str = "cgroup_file_write";
-/// A write that is under way for so long, of a thread that is gone, was not seen to end: a return probe can be missed.
+/// A write that is under way for so long was not seen to end: a return probe can be missed. A write takes milliseconds, and
+/// no finding waits for its writer for more than a second. Where one does take so long (the pages of a big task, moved upon
+/// `cpuset.mems`) it is told when it has ended all the same.
 const STUCK_NS: u64 = 10_000_000_000;
 
 /// How the programs are attached.
@@ -82,8 +84,9 @@ pub struct WriteHook {
     watched: HashMap<MapData, u64, u32>,
     writing: HashMap<MapData, u64, Write>,
     lost: PerCpuArray<MapData, u64>,
-    /// Of writes that were not seen to end.
-    stuck: u64,
+    stuck: Stuck,
+    /// How many `watched` can hold.
+    room: usize,
     attached: Attached,
     /// What `watched` holds.
     told: BTreeMap<u64, u32>,
@@ -129,7 +132,8 @@ impl WriteHook {
                 watched: maps::take(bpf, "WATCHED")?,
                 writing: maps::take(bpf, "WRITING")?,
                 lost: maps::take(bpf, "WRITES_LOST")?,
-                stuck: 0,
+                stuck: Stuck::default(),
+                room: MAX_WATCHED as usize,
                 attached,
                 told: BTreeMap::new(),
                 text: String::new(),
@@ -144,37 +148,38 @@ impl WriteHook {
         self.hook
     }
 
-    /// Makes these the watched cgroups.
-    pub fn watch(&mut self, cgroups: impl Iterator<Item = (CgroupId, Interest)>) -> Result<(), BpfError> {
-        let wanted: BTreeMap<u64, u32> = cgroups.map(|(id, interest)| (id.0, bits(interest))).collect();
+    /// Watches no more cgroups than this.
+    pub fn limit(&mut self, room: usize) {
+        self.room = self.room.min(room);
+    }
+
+    /// Makes these the watched cgroups; where not all have room, the first ones. How many have none.
+    pub fn watch(&mut self, cgroups: &[(CgroupId, Interest)]) -> Result<usize, BpfError> {
+        let (kept, rest) = cgroups.split_at(cgroups.len().min(self.room));
+        let wanted: BTreeMap<u64, u32> = kept.iter().map(|(id, interest)| (id.0, bits(*interest))).collect();
         let gone: Vec<u64> = self.told.keys().filter(|id| !wanted.contains_key(id)).copied().collect();
         for id in gone {
             maps::gone_is_fine(self.watched.remove(&id)).map_err(BpfError::map("WATCHED", "remove from"))?;
             self.told.remove(&id);
         }
-        for (id, bits) in wanted {
-            if self.told.get(&id) != Some(&bits) {
+        for (CgroupId(id), interest) in kept {
+            let bits = bits(*interest);
+            if self.told.get(id) != Some(&bits) {
                 self.watched.insert(id, bits, 0).map_err(BpfError::map("WATCHED", "write"))?;
-                self.told.insert(id, bits);
+                self.told.insert(*id, bits);
             }
         }
-        Ok(())
+        Ok(rest.len())
     }
 
     /// Whether a write of another is under way. To be asked before [`Self::drain`].
     pub fn is_writing(&mut self, now_ns: u64) -> Result<bool, BpfError> {
-        let mut any = false;
         let entries: Vec<(u64, Write)> =
             self.writing.iter().collect::<Result<_, MapError>>().map_err(BpfError::map("WRITING", "read"))?;
-        for (who, write) in entries {
-            let task = format!("/proc/{}/task/{}", write.tgid, write.pid);
-            if now_ns.saturating_sub(write.begun_ns) > STUCK_NS && !Path::new(&task).exists() {
-                maps::gone_is_fine(self.writing.remove(&who))
-                    .map_err(BpfError::map("WRITING", "remove from"))?;
-                self.stuck += 1;
-            } else {
-                any = true;
-            }
+        let lives = |w: &Write| Path::new(&format!("/proc/{}/task/{}", w.tgid, w.pid)).exists();
+        let (any, dead) = self.stuck.sort(&entries, now_ns, lives);
+        for who in dead {
+            maps::gone_is_fine(self.writing.remove(&who)).map_err(BpfError::map("WRITING", "remove from"))?;
         }
         Ok(any)
     }
@@ -189,9 +194,10 @@ impl WriteHook {
         Ok(())
     }
 
-    /// Writes that went untold, since the start.
+    /// Writes that went untold, since the start. One whose end was missed may count up to three times: when the kernel
+    /// counts the run that it skipped, when it has been under way for too long, when its thread writes again.
     pub fn lost(&mut self) -> Result<u64, BpfError> {
-        let mut lost = self.stuck;
+        let mut lost = self.stuck.count;
         for at in 0..2 {
             lost += maps::of_cpus(&self.lost, "WRITES_LOST", at)?.iter().sum::<u64>();
         }
@@ -199,6 +205,42 @@ impl WriteHook {
             lost += load::misses_of(program, &mut self.text)?;
         }
         Ok(lost)
+    }
+}
+
+/// Writes that were not seen to end.
+#[derive(Debug, Default)]
+struct Stuck {
+    /// Those that are still in the map: thread and begin.
+    known: BTreeMap<u64, u64>,
+    /// Since the start.
+    count: u64,
+}
+
+impl Stuck {
+    /// Whether any of `entries` is a write under way, and whose can be removed from the map. That of a thread that lives
+    /// cannot: the kernel half may be at work on it at this moment. It takes it out itself when the thread writes again.
+    fn sort(
+        &mut self,
+        entries: &[(u64, Write)],
+        now_ns: u64,
+        lives: impl Fn(&Write) -> bool,
+    ) -> (bool, Vec<u64>) {
+        let before = mem::take(&mut self.known);
+        let mut any = false;
+        let mut dead = Vec::new();
+        for (who, write) in entries {
+            if now_ns.saturating_sub(write.begun_ns) <= STUCK_NS {
+                any = true;
+                continue;
+            }
+            self.count += u64::from(before.get(who) != Some(&write.begun_ns));
+            self.known.insert(*who, write.begun_ns);
+            if !lives(write) {
+                dead.push(*who);
+            }
+        }
+        (any, dead)
     }
 }
 
@@ -376,6 +418,39 @@ mod tests {
         assert_eq!(text.map(|t| t.len()), Some(126));
         // Nothing, or a newline: inherit.
         assert_eq!(decode(&record("cpuset.cpus", b"\n")).unwrap().unwrap().text.as_deref(), Some(""));
+    }
+
+    /// A write whose end was missed, of a thread that lives on: after a while it is no longer waited for, and counted once.
+    #[test]
+    fn a_write_that_was_not_seen_to_end_is_not_under_way_for_ever() {
+        const S: u64 = 1_000_000_000;
+        let entry = |who: u64, begun_ns: u64| {
+            let write = Write {
+                cgroup: 77,
+                begun_ns,
+                ended_ns: 0,
+                by: 5,
+                pid: 43,
+                tgid: 42,
+                comm: [0; 16],
+                file: [0; 24],
+                text: [0; 128],
+            };
+            (who, write)
+        };
+        let mut stuck = Stuck::default();
+        let (old, lives) = ([entry(7, S)], |_: &Write| true);
+        assert_eq!((stuck.sort(&old, 11 * S, lives), stuck.count), ((true, vec![]), 0));
+        for _ in 0..2 {
+            assert_eq!((stuck.sort(&old, 11 * S + 1, lives), stuck.count), ((false, vec![]), 1));
+        }
+        // Another thread's is waited for; and the same thread's next one.
+        assert_eq!((stuck.sort(&[old[0], entry(8, 9 * S)], 12 * S, lives), stuck.count), ((true, vec![]), 1));
+        assert_eq!((stuck.sort(&[entry(7, 12 * S)], 12 * S, lives), stuck.count), ((true, vec![]), 1));
+        assert_eq!((stuck.sort(&[entry(7, 12 * S)], 23 * S, lives), stuck.count), ((false, vec![]), 2));
+        // Of a thread that is gone nothing stays.
+        assert_eq!((stuck.sort(&[entry(7, 12 * S)], 24 * S, |_| false), stuck.count), ((false, vec![7]), 2));
+        assert_eq!((stuck.sort(&[], 24 * S, lives), stuck.known.len()), ((false, vec![]), 0));
     }
 
     #[test]

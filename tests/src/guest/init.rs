@@ -15,6 +15,7 @@ use super::{
     report::{self, Count, Report, Style},
     scenario::{Around, Guest, Suite, run_suite},
     suites,
+    wait::{secs, wait_until},
 };
 use anyhow::Context;
 use nix::{
@@ -98,6 +99,13 @@ fn prepare_and_run(report: &Report) -> anyhow::Result<Count> {
             machine::uptime()?
         ));
     }
+    // The kernel measures the TSC for a second or more before it trusts it (`tsc_refine_calibration_work`,
+    // arch/x86/kernel/tsc.c), and a machine on an idle host boots faster than that.
+    wait_until(
+        "another clocksource than tsc-early",
+        secs(10),
+        || Ok(machine::clocksource()? != "tsc-early"),
+    )?;
     let clock = machine::clocksource()?;
     let wanted = machine::argument("truepin.clocksource")?.unwrap_or_else(|| "tsc".into());
     anyhow::ensure!(clock == wanted, "the clocksource is {clock}, expected {wanted}");
