@@ -313,8 +313,8 @@ fn configuration_errors_are_usage() {
     assert!(out.status.code() == Some(2) && text.contains("did you mean `reserved`?"), "{text}");
     let two = "[[cgroup]]\npath = \"a\"\nrole = \"owner\"\nowner = \"unit/x\"\ncpus = 1\n";
     for (text, needle) in [
-        ("reserved = 99".to_owned(), "does not have these CPUs"),
-        ("reserved = \"6-20\"".into(), "does not have these CPUs"),
+        ("reserved = 99".to_owned(), "99 CPUs are to be reserved, and 8 are there"),
+        ("reserved = \"6-20\"".into(), "this machine has no CPUs 8-20"),
         ("reserved = -1".into(), "-1"),
         ("reserved = \"a\"".into(), "\"a\""),
         ("reserved = true".into(), "expected a count such as 2"),

@@ -11,6 +11,7 @@
 
 use super::{Effect, Ended, FindingKind, HotplugReport, mend::is_passing, step::Turn};
 use crate::{
+    assignments::{Assignment, Mode},
     cgroup::CpusetFile,
     cpuset::{CpuId, CpuSet},
     nodeset::NodeId,
@@ -247,11 +248,29 @@ impl Turn<'_> {
     /// who has no CPU left would run on.
     pub(super) fn demote(&mut self) {
         let s = &mut *self.s;
-        s.demoted = false;
+        let before = mem::take(&mut s.demoted);
         if !s.facts.exclusive {
             let desired = s.desired();
             s.demoted = desired.strands(&s.observed);
         }
+        if s.demoted == before {
+            return;
+        }
+        let why = "it was no partition for a time, because an owner beside it had no CPU left";
+        for (owner, a) in &s.assignments.owners {
+            let local = a.mode == Mode::Partition && a.cgroup.is_within(&s.settings.slice);
+            if let Some(r) = s.runtime.get_mut(owner).filter(|_| local) {
+                r.gap(why.into(), self.now);
+            }
+        }
+    }
+
+    /// Owners that had no partition of their own when kernel and table agreed last, and were to have none then: they had no
+    /// CPU, or another had none. That it reads `member` before they have it back is truepin's own doing.
+    pub(super) fn unserved(&self) -> BTreeSet<Owner> {
+        let s = &*self.s;
+        let without = |a: &Assignment| a.cpus.is_disjoint(&s.online) || s.in_force(a) != a.mode;
+        s.assignments.owners.iter().filter(|(_, a)| without(a)).map(|(o, _)| o.clone()).collect()
     }
 
     /// An epoch ends: what was seen in it stays, what was not judged in it is a gap.

@@ -119,7 +119,8 @@ impl Turn<'_> {
                 let steps = |p| plan.steps.iter().any(|s| Some(s.step.path()) == p);
                 known.retain(|f| !steps(path(&f.owner)));
                 s.lasting = (known, slice_known);
-                found.into_iter().filter(|f| !s.progress.moved.contains(&f.owner)).collect()
+                let excused = |o: &Owner| s.progress.moved.contains(o) || s.unserved.contains(o);
+                found.into_iter().filter(|f| !excused(&f.owner)).collect()
             }
             (true, true) => {
                 let passing: BTreeSet<SetFinding> = found.iter().filter(|f| is_passing(f)).cloned().collect();

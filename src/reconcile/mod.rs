@@ -308,6 +308,8 @@ pub struct State {
     slice_leaks: bool,
     /// Partitions are local, and cannot be had at present: see [`State::in_force`].
     demoted: bool,
+    /// See [`step::Turn::unserved`].
+    unserved: BTreeSet<Owner>,
     mends: Mends,
     hotplug: Hotplug,
     watched: Vec<Watched>,
@@ -412,6 +414,7 @@ impl State {
             lasting: (BTreeSet::new(), false),
             slice_leaks: false,
             demoted: false,
+            unserved: BTreeSet::new(),
             mends: Mends::default(),
             hotplug,
             watched: Vec::new(),

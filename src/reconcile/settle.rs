@@ -28,6 +28,7 @@ impl Turn<'_> {
     pub(super) fn settled(&mut self) {
         let applied = self.s.progress.rounds > 0;
         self.s.settled = true;
+        self.s.unserved = self.unserved();
         for id in mem::take(&mut self.s.drifted) {
             if let Some(f) = self.s.findings.iter_mut().find(|f| f.id == id) {
                 f.mended = Some(self.now);

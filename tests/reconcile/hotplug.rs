@@ -527,6 +527,38 @@ fn what_ended_a_partition_is_told_while_cpus_go() {
     assert_eq!(judgement, Judgement::Inconclusive, "{reasons:?}");
 }
 
+/// Where partitions are local, nobody in the slice is one while somebody there has no CPU at all.
+#[test]
+fn a_partition_that_truepin_gave_up_for_a_time_is_nobodys_fault() {
+    let mut sim = logged(host(Behaviour::local_only()));
+    for (name, set) in [("a", "2-3"), ("b", "4-5"), ("c", "6")] {
+        assigned(&mut sim, &run(name, set, Isolation::Partition));
+        busy(&mut sim, &format!("truepin.slice/run-{name}"));
+    }
+    sim.wait(10 * SECOND);
+    let from = sim.evidence().unwrap();
+    sim.switch(&[off(7), off(4), off(5)]).unwrap();
+    sim.rest().unwrap();
+    assert_eq!(text(&sim, "truepin.slice/run-a", CpusetFile::Partition), "member", "{}", log(&sim));
+    sim.wait(10 * SECOND);
+    let between = sim.evidence().unwrap();
+    // Nobody's: it is given to b when all is quiet.
+    sim.switch(&[on(7)]).unwrap();
+    sim.rest().unwrap();
+    settled(&mut sim);
+    assert_eq!(held(&sim, "run/b"), "4,7");
+    assert_eq!(text(&sim, "truepin.slice/run-a", CpusetFile::Partition), "root", "{}", log(&sim));
+    for from in [&from, &between] {
+        let (judgement, reasons) = judged(&mut sim, "run/a", Some(from));
+        assert_eq!(judgement, Judgement::Inconclusive, "{reasons:?}\n{}", log(&sim));
+        assert!(reasons.iter().any(|r| r.contains("it was no partition for a time")), "{reasons:?}");
+    }
+    let lost = |k: &FindingKind| {
+        matches!(k, FindingKind::Set(f) if f.fault.to_string().contains("\"member\"")).then_some(())
+    };
+    assert!(findings(&sim, lost).is_empty(), "{}", log(&sim));
+}
+
 #[test]
 fn without_uevents_nobody_is_held() {
     let (mut setup, kernel) = host(Behaviour::strict());
