@@ -95,8 +95,10 @@ impl Runtime {
         true
     }
 
-    /// Something could not be seen; the oldest such gives way, as with faults.
+    /// Something could not be seen; the oldest such gives way, as with faults. What was said before is said once: every
+    /// interval that holds the earlier time holds the later one.
     pub(super) fn gap(&mut self, why: String, at: Instant) {
+        self.gaps.retain(|(known, _)| *known != why);
         if self.gaps.len() == KEPT {
             self.gaps.remove(0);
         }
@@ -135,12 +137,15 @@ mod tests {
             assert!(r.fault(mask(n), at(n.into())), "{n} is new");
             assert!(!r.fault(mask(0), at(n.into())), "seen again and again");
             r.gap(format!("gap {n}"), at(n.into()));
+            r.gap("again and again".into(), at(n.into()));
         }
         let lost = finding(SetFault::PartitionLost { state: "root invalid".into(), why: None });
         assert!(r.fault(lost.clone(), at(1000)));
         assert_eq!((r.faults.len(), r.gaps.len()), (KEPT, KEPT));
         let has = |f: &SetFinding| r.faults.iter().any(|(g, ..)| g == f);
         assert!(has(&lost) && has(&mask(0)) && has(&mask(999)) && !has(&mask(1)));
-        assert_eq!(r.gaps.last().unwrap().0, "gap 999");
+        let newest: Vec<_> = r.gaps[KEPT - 2..].iter().map(|(why, _)| why.as_str()).collect();
+        assert_eq!(newest, ["gap 999", "again and again"]);
+        assert_eq!(r.gaps.iter().filter(|(why, _)| why == "again and again").count(), 1);
     }
 }

@@ -7,6 +7,7 @@
 //! [`Story::kind`] names what a reason is about, or nothing.
 
 use super::{set, text};
+use crate::guest::facts;
 use anyhow::Context;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -127,6 +128,11 @@ impl Story {
             (stray || all_off(cpu)?).then_some(why)
         } else if reason.starts_with("ledger (") && reason.contains(" and the owner's CPU clock (") {
             (!off.is_empty()).then_some("the ledger lacks what ran elsewhere")
+        } else if reason == "it was no partition for a time, because an owner beside it had no CPU left" {
+            // Where partitions are local.
+            let another = since.iter().any(|t| t.stranded.iter().any(|other| other != owner));
+            (another && !facts::exclusive_file()?)
+                .then_some("another had no CPU left, so it was no partition")
         } else if reason == "masks of its tasks were read while CPUs went and came" {
             self.times.iter().any(|t| !t.off.is_empty()).then_some("its masks were read in between")
         } else {
