@@ -129,7 +129,10 @@ impl Machine {
             if at.exists() {
                 continue;
             }
-            fs::create_dir(&at).unwrap();
+            // All files at once, as the kernel does (`kernfs_activate` at the end of `cgroup_mkdir`): an agent that comes
+            // between would find a cgroup without a cpuset, and what it writes would be lost.
+            let made = self.path("made");
+            fs::create_dir(&made).unwrap();
             for (file, text) in [
                 ("cgroup.controllers", "cpuset cpu\n"),
                 ("cgroup.subtree_control", "cpuset\n"),
@@ -144,8 +147,12 @@ impl Machine {
                 ("cpuset.cpus.exclusive.effective", "\n"),
                 ("cpuset.cpus.partition", "member\n"),
             ] {
-                fs::write(at.join(file), text).unwrap();
+                fs::write(made.join(file), text).unwrap();
             }
+            fs::rename(&made, &at).unwrap();
+            // No rename happens on a cgroup tree; this is what its `mkdir` tells who watches the parent.
+            fs::create_dir(at.with_extension("new")).unwrap();
+            fs::remove_dir(at.with_extension("new")).unwrap();
         }
     }
 
