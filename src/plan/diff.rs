@@ -293,6 +293,9 @@ impl Diff<'_> {
         let mut exclusive_now = exclusive.clone().unwrap_or_default();
         let mut state = now.clone();
 
+        if self.kept_flag(path) {
+            return self.write_partition(Phase::Prepare, path, &now, PartitionKind::Root);
+        }
         if self.sticks(path).is_some() {
             // One after the other: two lists that reach over the pool would meet.
             if self.widening.as_ref().is_some_and(|(first, _)| first == path)

@@ -123,6 +123,8 @@ pub struct Desired {
     /// Owners whose exclusive list the kernel does not let reach over the pool for the time of one step: where it compares
     /// that list with what is beside it (6.12), a partition without CPUs ends well without.
     pub narrow: BTreeSet<CgroupPath>,
+    /// Owners that are members now and whose lists the kernel does not let be written: see [`widen`].
+    pub stuck: BTreeSet<CgroupPath>,
 }
 
 impl Desired {

@@ -4,7 +4,9 @@
 //! (`remote_partition_disable`). When it becomes a member the flag goes only if its list has enough deadline bandwidth
 //! online, and as long as it is there no list may be written that has not (`validate_change`, EBUSY).
 //! Steps: the list is written with the pool's CPUs added, which gives it the bandwidth; then it becomes a member and the
-//! flag goes; the next plan writes the list that is wanted. One list at a time.
+//! flag goes; the next plan writes the list that is wanted. One list at a time. A member whose flag stayed all the same,
+//! because its last CPU went between the reading and that write, shows it only by the refusal: it is made a partition again,
+//! an invalid one for want of a CPU, and from there it goes the same way.
 //! Invariants: only CPUs are added that the cgroups above do not list, so nothing is taken from the pool; a list never meets
 //! that of a cgroup beside it, nor holds all of that one's CPUs (EINVAL).
 
@@ -12,7 +14,7 @@ use super::Diff;
 use crate::{
     cgroup::{CgroupPath, CpusetFile},
     cpuset::CpuSet,
-    observed::CgroupObserved,
+    observed::{CgroupObserved, CpusetObserved},
     partition::PartitionKind,
 };
 
@@ -29,6 +31,17 @@ impl Diff<'_> {
         let frozen = self.desired.frozen.contains(&(path.clone(), CpusetFile::Exclusive));
         let may = remote && ended && !frozen && !self.desired.narrow.contains(path);
         (may && exclusive.is_disjoint(&self.observed.online)).then_some(exclusive)
+    }
+
+    /// Whether this is a member that kept the flag: see the module.
+    pub(super) fn kept_flag(&self, path: &CgroupPath) -> bool {
+        let member = |f: &CpusetObserved| {
+            let exclusive = f.exclusive.as_ref().filter(|e| !e.is_empty());
+            f.partition.as_ref().is_some_and(|s| s.kind == PartitionKind::Member)
+                && exclusive.is_some_and(|e| e.is_disjoint(&self.observed.online))
+        };
+        let frozen = self.desired.frozen.contains(&(path.clone(), CpusetFile::Partition));
+        self.desired.stuck.contains(path) && !frozen && self.observed.cpuset(path).is_some_and(member)
     }
 
     /// The first owner whose list sticks and can be had with the pool, and that list.

@@ -39,7 +39,9 @@ impl Turn<'_> {
             if let Some((_, r)) = &mut owner {
                 r.left |= r.base.as_ref().is_some_and(|b| d.at_ns >= b.at.mono_ns);
             }
+            // One that runs in the pool for want of a CPU departs all the time; that it does was told.
             if let Some((owner, runtime)) = owner
+                && !self.s.unserved.contains(owner)
                 && runtime.departed_ns.is_none_or(|at| now.saturating_sub(at) > 1_000_000_000)
             {
                 runtime.departed_ns = Some(now);

@@ -228,6 +228,8 @@ struct Progress {
     rebuilt: BTreeSet<CgroupPath>,
     /// See [`Desired::narrow`].
     narrow: BTreeSet<CgroupPath>,
+    /// See [`Desired::stuck`]; false once it was tried.
+    stuck: BTreeMap<CgroupPath, bool>,
     /// How often a reading was waited for.
     waits: u32,
     /// All is done but the record, which lags behind in what no step depends on.
@@ -454,6 +456,7 @@ impl State {
             rebuild: self.mends.rebuild.clone(),
             rewrite: self.mends.rewrite.clone(),
             narrow: self.progress.narrow.clone(),
+            stuck: self.progress.stuck.iter().filter(|(_, s)| **s).map(|(p, _)| p.clone()).collect(),
             blocked,
             local: !self.facts.exclusive,
             ..Desired::of(&self.settings.slice, table, &self.online)

@@ -22,6 +22,7 @@ use crate::{
 use std::mem;
 
 const ESRCH: i32 = 3;
+const EBUSY: i32 = 16;
 const EINVAL: i32 = 22;
 const ENOSPC: i32 = 28;
 
@@ -116,6 +117,8 @@ impl Turn<'_> {
                 self.s.progress.known.insert((path.clone(), file), None);
                 if new == Value::Partition(PartitionKind::Member) {
                     self.s.mends.done(&path, file);
+                } else if let Some(stuck) = self.s.progress.stuck.get_mut(&path).filter(|s| **s) {
+                    *stuck = false; // it was to fail
                 } else {
                     *self.s.progress.written.entry(path).or_default() += 1;
                 }
@@ -151,6 +154,13 @@ impl Turn<'_> {
             (Step::Write { path, file: CpusetFile::Exclusive, new: Value::Cpus(list), .. }, Some(EINVAL))
                 if self.reaches_over_the_pool(path, list) && self.s.progress.narrow.insert(path.clone()) =>
             {
+                return None;
+            }
+            (Step::Write { path, new: Value::Cpus(_), .. }, Some(EBUSY))
+                if self.s.assignments.owner_of(path).is_some()
+                    && !self.s.progress.stuck.contains_key(path) =>
+            {
+                self.s.progress.stuck.insert(path.clone(), true);
                 return None;
             }
             (Step::Enter { path, pid }, _) => {

@@ -648,3 +648,31 @@ fn what_cannot_be_mended_is_not_tried_for_ever() {
     assert_eq!(sim.eyes.kernel().mask(task), Some(&cpus("5")), "{}", log(&sim));
     assert_eq!(sim.mode(&owner("run/a")), Some(Mode::Partition));
 }
+
+/// The CPU goes once more between the reading and the write of `member`: the list is out of bandwidth by then, so that the
+/// kernel keeps its flag, and no list of that member may be written any more (7.3).
+#[test]
+fn a_member_that_kept_its_flag_is_freed() {
+    for behaviour in KERNELS.map(|k| k()) {
+        let mut sim = logged(host(behaviour));
+        assigned(&mut sim, &run("a", "5", Isolation::Partition));
+        assigned(&mut sim, &run("b", "2-4", Isolation::Partition));
+        assigned(&mut sim, &run("c", "6-7", Isolation::Member));
+        busy(&mut sim, "truepin.slice/run-a");
+        sim.eyes.others(|k| {
+            k.set_online(CpuId(5), false).unwrap_or_default();
+            k.write_file(&p("truepin.slice/run-a"), "cpuset.cpus.partition", "member").unwrap();
+        });
+        sim.switch(&[off(5)]).unwrap();
+        sim.rest().unwrap();
+        sim.wait(SECOND);
+        sim.tick().unwrap();
+        sound(&mut sim);
+        assert!(!kinds(&sim).contains("step-failed"), "{}", log(&sim));
+        assert_eq!(text(&sim, "truepin.slice/run-a", CpusetFile::Cpus), "0-1,5", "{}", log(&sim));
+        sim.switch(&[on(5)]).unwrap();
+        sim.rest().unwrap();
+        settled(&mut sim);
+        is_held(&mut sim, "run/a");
+    }
+}

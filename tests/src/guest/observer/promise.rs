@@ -55,14 +55,18 @@ impl Promise {
     /// and before a file is written. Only the file is read: the agent learns nothing of it.
     pub fn recorded() -> anyhow::Result<Vec<Self>> {
         let previous = format!("{CHECKPOINT}.prev");
-        let record = wait_for(CHECKPOINT, secs(2), || match fs::read_to_string(CHECKPOINT) {
-            Ok(text) => Ok(Some(Some(text))),
-            // It is replaced by two renames, and between them there is none. Who has never promised anything has none either.
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                let replaced = fs::exists(&previous).with_context(|| format!("looking for {previous}"))?;
-                Ok((!replaced).then_some(None))
+        let mut asked = 0;
+        let record = wait_for(CHECKPOINT, secs(10), || {
+            if let Some(text) = read(CHECKPOINT)? {
+                return Ok(Some(Some(text)));
             }
-            Err(e) => Err(e).with_context(|| format!("reading {CHECKPOINT}")),
+            // It is replaced by two renames, and between them there is none: for a moment, or from a kill at that moment to the
+            // next save, and then the one before counts. Who has never promised anything has neither.
+            asked += 1;
+            match read(&previous)? {
+                Some(_) if asked < 50 => Ok(None),
+                other => Ok(Some(other)),
+            }
         })?;
         let Some(record) = record else { return Ok(Vec::new()) };
         Self::in_record(&record).with_context(|| format!("{CHECKPOINT}: {record}"))
@@ -83,6 +87,14 @@ impl Promise {
         anyhow::ensure!(status == 200, "GET /v1/owners: {status} {answer}");
         let owners = answer["owners"].as_array().context("owners are a list")?;
         sorted(owners.iter().filter(|o| o["cgroup"].as_str() != Some("")).map(Self::of))
+    }
+}
+
+fn read(path: &str) -> anyhow::Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e).with_context(|| format!("reading {path}")),
     }
 }
 
