@@ -34,6 +34,7 @@ pub use diff::diff;
 pub(crate) use diff::{overlapping, own_set};
 pub(crate) use local::slice_leaks;
 pub(crate) use targets::foreign;
+pub(crate) use widen::may_keep_flag;
 
 use diff::Diff;
 

@@ -14,9 +14,17 @@ use super::Diff;
 use crate::{
     cgroup::{CgroupPath, CpusetFile},
     cpuset::CpuSet,
-    observed::{CgroupObserved, CpusetObserved},
+    observed::{CgroupObserved, Observed},
     partition::PartitionKind,
 };
+
+/// Whether the kernel may refuse this member's lists for a flag that it kept: none of its exclusive CPUs is online.
+pub(crate) fn may_keep_flag(observed: &Observed, path: &CgroupPath) -> bool {
+    let Some(files) = observed.cpuset(path) else { return false };
+    let member = files.partition.as_ref().is_some_and(|s| s.kind == PartitionKind::Member);
+    let exclusive = files.exclusive.as_ref().filter(|e| !e.is_empty());
+    member && exclusive.is_some_and(|e| e.is_disjoint(&observed.online))
+}
 
 impl Diff<'_> {
     /// The exclusive list of an owner's remote partition of which no CPU is left. It has ended or is about to: it may read
@@ -35,13 +43,8 @@ impl Diff<'_> {
 
     /// Whether this is a member that kept the flag: see the module.
     pub(super) fn kept_flag(&self, path: &CgroupPath) -> bool {
-        let member = |f: &CpusetObserved| {
-            let exclusive = f.exclusive.as_ref().filter(|e| !e.is_empty());
-            f.partition.as_ref().is_some_and(|s| s.kind == PartitionKind::Member)
-                && exclusive.is_some_and(|e| e.is_disjoint(&self.observed.online))
-        };
         let frozen = self.desired.frozen.contains(&(path.clone(), CpusetFile::Partition));
-        self.desired.stuck.contains(path) && !frozen && self.observed.cpuset(path).is_some_and(member)
+        self.desired.stuck.contains(path) && !frozen && may_keep_flag(self.observed, path)
     }
 
     /// The first owner whose list sticks and can be had with the pool, and that list.

@@ -41,7 +41,7 @@ impl Turn<'_> {
             }
             // One that runs in the pool for want of a CPU departs all the time; that it does was told.
             if let Some((owner, runtime)) = owner
-                && !self.s.unserved.contains(owner)
+                && self.s.assignments.cpus_of(owner).is_none_or(|c| !c.is_disjoint(&self.s.online))
                 && runtime.departed_ns.is_none_or(|at| now.saturating_sub(at) > 1_000_000_000)
             {
                 runtime.departed_ns = Some(now);

@@ -16,7 +16,7 @@ use crate::{
     observed::{KernelError, Step, Value},
     owner::Owner,
     partition::PartitionKind,
-    plan::{Plan, Planned},
+    plan::{self, Plan, Planned},
     request::Isolation,
 };
 use std::mem;
@@ -157,8 +157,9 @@ impl Turn<'_> {
                 return None;
             }
             (Step::Write { path, new: Value::Cpus(_), .. }, Some(EBUSY))
-                if self.s.assignments.owner_of(path).is_some()
-                    && !self.s.progress.stuck.contains_key(path) =>
+                if !self.s.progress.stuck.contains_key(path)
+                    && self.s.assignments.owner_of(path).is_some()
+                    && plan::may_keep_flag(&self.s.observed, path) =>
             {
                 self.s.progress.stuck.insert(path.clone(), true);
                 return None;

@@ -7,6 +7,7 @@ mod hotplug;
 mod life;
 mod local;
 mod memory;
+mod mending;
 mod owners;
 mod refused;
 mod world;

@@ -150,9 +150,6 @@ impl Machine {
                 fs::write(made.join(file), text).unwrap();
             }
             fs::rename(&made, &at).unwrap();
-            // No rename happens on a cgroup tree; this is what its `mkdir` tells who watches the parent.
-            fs::create_dir(at.with_extension("new")).unwrap();
-            fs::remove_dir(at.with_extension("new")).unwrap();
         }
     }
 

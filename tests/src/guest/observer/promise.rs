@@ -3,11 +3,16 @@
 use super::Cpus;
 use crate::guest::{
     agent::{CHECKPOINT, http},
-    wait::{secs, wait_for},
+    wait::{millis, secs},
 };
 use anyhow::Context;
 use serde_json::Value;
-use std::{fs, io};
+use std::{
+    fs, io,
+    path::Path,
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
 /// How others are kept off an owner's CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,20 +59,7 @@ impl Promise {
     /// What the running agent has promised to cgroups, by owner: its record, which is durable before anybody has an answer
     /// and before a file is written. Only the file is read: the agent learns nothing of it.
     pub fn recorded() -> anyhow::Result<Vec<Self>> {
-        let previous = format!("{CHECKPOINT}.prev");
-        let mut asked = 0;
-        let record = wait_for(CHECKPOINT, secs(10), || {
-            if let Some(text) = read(CHECKPOINT)? {
-                return Ok(Some(Some(text)));
-            }
-            // It is replaced by two renames, and between them there is none: for a moment, or from a kill at that moment to the
-            // next save, and then the one before counts. Who has never promised anything has neither.
-            asked += 1;
-            match read(&previous)? {
-                Some(_) if asked < 50 => Ok(None),
-                other => Ok(Some(other)),
-            }
-        })?;
+        let record = newest(Path::new(CHECKPOINT), secs(2))?;
         let Some(record) = record else { return Ok(Vec::new()) };
         Self::in_record(&record).with_context(|| format!("{CHECKPOINT}: {record}"))
     }
@@ -90,11 +82,29 @@ impl Promise {
     }
 }
 
-fn read(path: &str) -> anyhow::Result<Option<String>> {
+/// The record at `path`. It is replaced by two renames, and between them there is none: for a moment, or from a kill at that
+/// moment to the next save, and then, after `patience`, the one before counts. Who has never promised anything has neither.
+fn newest(path: &Path, patience: Duration) -> anyhow::Result<Option<String>> {
+    let previous = path.with_extension("json.prev");
+    let start = Instant::now();
+    loop {
+        let late = start.elapsed() >= patience;
+        if let Some(text) = read(path)? {
+            return Ok(Some(text));
+        }
+        let before = read(&previous)?;
+        if late || before.is_none() {
+            return Ok(before);
+        }
+        sleep(millis(20));
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(e).with_context(|| format!("reading {path}")),
+        Err(e) => Err(e).with_context(|| format!("reading {}", path.display())),
     }
 }
 
@@ -112,6 +122,23 @@ fn text<'a>(document: &'a Value, key: &str) -> anyhow::Result<&'a str> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn the_one_before_counts_when_a_kill_left_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("checkpoint.json");
+        let found = || newest(&path, millis(100)).unwrap();
+        assert_eq!(found(), None);
+        fs::write(dir.path().join("checkpoint.json.prev"), "n").unwrap();
+        let start = Instant::now();
+        assert_eq!(found().as_deref(), Some("n"));
+        assert!(start.elapsed() >= millis(100), "a save under way was not waited for");
+        fs::write(&path, "n+1").unwrap();
+        assert_eq!(found().as_deref(), Some("n+1"));
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(newest(&path, millis(100)).unwrap_err().to_string().contains("checkpoint.json"));
+    }
 
     #[test]
     fn in_answers() {
