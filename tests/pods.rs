@@ -322,6 +322,37 @@ fn the_order_of_messages_does_not_matter() {
     }
 }
 
+/// A scan that tells of a newer container may come before the loop itself has read that cgroup, and scans are in the order of
+/// paths.
+#[test]
+fn a_newer_container_has_the_cpus_whatever_its_id() {
+    for (old, new) in [(1, 2), (2, 1)] {
+        let mut sim = node(&[]);
+        admitted(&mut sim, &pod("a", &[("c", 2)]));
+        make(&mut sim, "a", old);
+        tree(&mut sim, &["a"], &[("a", Some("c"), old)]);
+        settled(&mut sim);
+        make(&mut sim, "a", new);
+        for _ in 0..2 {
+            tree(&mut sim, &["a"], &[("a", Some("c"), 1), ("a", Some("c"), 2)]);
+            settled(&mut sim);
+            assert_eq!(
+                sim.state.assignments.owners[&owner("pod/a/c")].cgroup,
+                home("a", new),
+                "{}",
+                log(&sim)
+            );
+        }
+        assert_eq!(effective(&sim, &home("a", new)), cpus("2-3"));
+        // The newer one ends first: the older one has them again.
+        unmake(&mut sim, "a", new);
+        sim.tick().unwrap();
+        tree(&mut sim, &["a"], &[("a", Some("c"), old)]);
+        settled(&mut sim);
+        assert_eq!(effective(&sim, &home("a", old)), cpus("2-3"));
+    }
+}
+
 #[test]
 fn a_container_made_anew_keeps_its_owners_set() {
     for told in [true, false] {

@@ -282,6 +282,8 @@ impl Turn<'_> {
         self.s.unresolved.retain(|id| seen.contains(id));
         // One that was announced and has no cgroup yet stays.
         self.s.containers.retain(|id, c| seen.contains(id) || c.cgroup.is_none());
+        // What this look found lives, also where the loop itself has not read it yet.
+        let there: BTreeSet<CgroupPath> = containers.iter().map(|c| c.path.clone()).collect();
         let mut moved = false;
         for c in containers {
             let named = c.name.as_ref().and_then(|n| format!("pod/{}/{n}", c.uid).parse::<Owner>().ok());
@@ -296,7 +298,7 @@ impl Turn<'_> {
             self.note_container(c.id, &owner, Some(c.cgroup));
             // While an old container of the same name is still there, the one that was seen last has the CPUs.
             let current = self.s.homes.get(&owner);
-            if newer || current.is_none_or(|p| !self.s.observed.cgroups.contains_key(p)) {
+            if newer || current.is_none_or(|p| !there.contains(p)) {
                 self.s.homes.insert(owner.clone(), c.path.clone());
                 if !self.s.settings.audit {
                     moved |= self.house(&owner, &c.path);
