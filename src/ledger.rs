@@ -10,7 +10,7 @@
 //! Invariant: two samples of a CPU may be subtracted only if they have the same generation and start.
 
 use crate::{
-    cgroup::CgroupId,
+    cgroup::{CgroupId, CgroupPath},
     cpuset::{CpuId, CpuSet},
 };
 use serde::{Deserialize, Serialize};
@@ -99,6 +99,8 @@ pub struct OwnerCounters {
     pub migrations: u64,
     /// Moves and first placements onto a CPU that is not the owner's.
     pub departures: u64,
+    /// Processes and threads that left the owner's cgroup for another while they lived, truepin's own moves left out.
+    pub moved_out: u64,
 }
 
 /// What kind of task held an owner's CPU.
@@ -155,6 +157,10 @@ pub struct ProbeHealth {
     pub ring_drops: u64,
     /// Intruder slices that found no room in the table: their time is in the ledger, their name is lost.
     pub intruders_lost: u64,
+    /// Whether moves out of owners' cgroups are seen.
+    pub sees_moves: bool,
+    /// Moves between cgroups of which the kernel half did not see whose tasks they took.
+    pub moves_unseen: u64,
 }
 
 /// What the kernel half knows at one instant.
@@ -176,13 +182,34 @@ pub struct LedgerSample {
     pub health: ProbeHealth,
 }
 
-/// How a task came to a CPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How a task came to a CPU, or out of its owner's cgroup.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DepartureKind {
     /// `sched_migrate_task`
     Migrated,
     /// `sched_wakeup_new`: first placement after fork.
     Forked,
+    /// `cgroup_attach_task`: it was moved to another cgroup, and is the owner's no more.
+    MovedOut(Box<MovedOut>),
+}
+
+/// Where an owner's task was moved to, and by whom. Not sampled: each has its record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MovedOut {
+    /// The cgroup that it is in now.
+    pub into: CgroupId,
+    /// Its path, where it was still there when the record was read.
+    pub path: Option<CgroupPath>,
+    /// With all threads of its process.
+    pub whole: bool,
+    /// Process id of the mover; its own, if it left by itself.
+    pub by: u32,
+    /// Name of the mover's thread.
+    pub by_comm: String,
+    /// The mover's cgroup before that.
+    pub by_cgroup: CgroupId,
+    /// Its path, as above.
+    pub by_path: Option<CgroupPath>,
 }
 
 /// An owner's task that went to a CPU outside the owner's set. Events are rate-limited samples (one per owner and
@@ -201,7 +228,7 @@ pub struct Departure {
     pub kind: DepartureKind,
     /// CPU before; the same as `to` for a fork.
     pub from: CpuId,
-    /// CPU after.
+    /// CPU after. Of one that was moved to another cgroup: still the same if it did not run at that moment.
     pub to: CpuId,
     /// `CLOCK_MONOTONIC`, ns.
     pub at_ns: u64,

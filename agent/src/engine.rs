@@ -29,7 +29,7 @@ use tokio::sync::oneshot;
 use truepin::{
     CgroupId, CgroupPath, CpuSet, Owner,
     containers::ContainerId,
-    ledger::{Departure, Watched},
+    ledger::{Departure, DepartureKind, Watched},
     observed::{CgroupObserved, Kernel},
     reconcile::{
         Answer, Effect, Event, Finding, FindingKind, ForeignWrite, PodAdmission, State, Ticket, step,
@@ -411,6 +411,12 @@ impl Engine {
             match probe.drain(&mut departures) {
                 Ok(n) => any |= n > 0,
                 Err(error) => tracing::warn!("{}", chain(&error)),
+            }
+        }
+        for d in &mut departures {
+            if let DepartureKind::MovedOut(moved) = &mut d.kind {
+                (moved.path, moved.by_path) =
+                    (self.writers.path(moved.into), self.writers.path(moved.by_cgroup));
             }
         }
         if !any {

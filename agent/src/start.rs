@@ -416,7 +416,14 @@ fn load_bpf(
         return Ok(None);
     }
     match BpfProbe::load_with(hooks) {
-        Ok(loaded) => Ok(Some(loaded)),
+        Ok(loaded) => {
+            let (probe, ..) = &loaded;
+            if !probe.no_moves().is_empty() {
+                let why = probe.no_moves().join("; ");
+                notes.push(format!("tasks that are moved out of an owner's cgroup are not seen: {why}"));
+            }
+            Ok(Some(loaded))
+        }
         Err(error) if audit => Err(StartError::NoBpf(Box::new(error))),
         Err(error) => {
             notes.push(format!("no kernel evidence, verdicts will be inconclusive: {}", chain(&error)));

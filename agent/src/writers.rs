@@ -135,6 +135,12 @@ impl Writers {
         self.lost
     }
 
+    /// The path of a cgroup that is there.
+    #[must_use]
+    pub fn path(&self, id: CgroupId) -> Option<CgroupPath> {
+        path_of(self.ids.as_ref(), &self.watched, id)
+    }
+
     /// Readable when somebody wrote.
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {

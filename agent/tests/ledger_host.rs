@@ -262,7 +262,7 @@ fn departures_are_counted_and_reported() {
     // 8 ms apart, so none is suppressed.
     assert_eq!(mine.len(), 25, "{events:?}");
     for d in mine {
-        assert_eq!((d.owner, d.kind, &*d.comm), (cgroup.id(), DepartureKind::Migrated, "role"));
+        assert_eq!((d.owner, d.kind.clone(), &*d.comm), (cgroup.id(), DepartureKind::Migrated, "role"));
         assert_eq!((d.from, d.to), (CpuId(1), CpuId(0)));
         assert!(d.at_ns > before.ended_ns && d.at_ns <= after.ended_ns, "{d:?}");
     }

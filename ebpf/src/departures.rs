@@ -11,7 +11,7 @@
 
 use crate::{
     maps::{CONFIG, COUNTERS, CPUS, DEPARTURES, LOSSES, OWNERS},
-    read::{Direct, Task},
+    read::{Direct, Reader, Task},
 };
 use aya_ebpf::{
     helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns},
@@ -51,7 +51,7 @@ unsafe fn arrived(task: Task, to: u32, kind: u32) {
         if levels == 0 {
             return;
         }
-        let Some((cgroup, owner)) = owner_of(task, levels) else { return };
+        let Some((cgroup, owner)) = owner_of::<Direct>(task, levels) else { return };
         let Some(counters) = COUNTERS.get_ptr_mut(owner) else { return };
         let counters = &mut *counters;
         let from = task.cpu::<Direct>();
@@ -97,15 +97,15 @@ fn current_pid() -> u32 {
 
 /// Cgroup and index of the owner that the task belongs to.
 #[inline(always)]
-unsafe fn owner_of(task: Task, levels: u32) -> Option<(u64, u32)> {
+pub unsafe fn owner_of<R: Reader>(task: Task, levels: u32) -> Option<(u64, u32)> {
     unsafe {
-        let cgroup = task.cgroup::<Direct>();
-        let id = cgroup.id::<Direct>();
+        let cgroup = task.cgroup::<R>();
+        let id = cgroup.id::<R>();
         if let Some(owner) = OWNERS.get(id) {
             return Some((id, *owner));
         }
         // Strict ancestors only; the root (level 0) is nobody's.
-        let own = cgroup.level::<Direct>();
+        let own = cgroup.level::<R>();
         let mut level = MAX_LEVEL;
         while level > 0 {
             if level < own && levels >> level & 1 == 1 {

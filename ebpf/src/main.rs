@@ -1,7 +1,7 @@
 //! The kernel half of truepin: where the time of every watched CPU goes, and which tasks of an owner go elsewhere.
 //!
 //! `ledger` closes a slice at every switch, `flush` closes the open one on request and publishes the slot,
-//! `departures` watches migrations and first placements, `writes` sees who writes files of cgroups, `read` reads the
+//! `departures` watches migrations and first placements, `moves` who is taken out of an owner's cgroup, `writes` sees who writes files of cgroups, `read` reads the
 //! kernel's structs. Maps are in `maps`.
 //!
 //! Invariants: on a CPU that is not watched `sched_switch` does one test; a slot is written only on its own CPU with
@@ -17,6 +17,7 @@ mod departures;
 mod flush;
 mod ledger;
 mod maps;
+mod moves;
 mod read;
 mod writes;
 

@@ -6,7 +6,7 @@ use aya_ebpf::{
 };
 use truepin_abi::{
     Config, Counters, CpuConfig, IntruderKey, IntruderValue, Losses, MAX_INTRUDERS, MAX_OWNERS, MAX_WATCHED,
-    MAX_WRITING, RING_BYTES, Slot, WRITE_RING_BYTES, Write,
+    MAX_WRITING, Moving, RING_BYTES, Slot, WRITE_RING_BYTES, Write,
 };
 
 /// Entry `LIVE` is the ledger, entry `COPY` what the last flush published.
@@ -37,11 +37,15 @@ pub static LOSSES: PerCpuArray<Losses> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 pub static INTRUDERS: HashMap<IntruderKey, IntruderValue> = HashMap::with_max_entries(MAX_INTRUDERS, 0);
 
-/// `Departure` records.
+/// The move to another cgroup that is under way; one entry.
+#[map]
+pub static MOVING: Array<Moving> = Array::with_max_entries(1, 0);
+
+/// `Departure` and `MovedOut` records.
 #[map]
 pub static DEPARTURES: RingBuf = RingBuf::with_byte_size(RING_BYTES, 0);
 
-/// Process id of user space, whose own writes are not told; one entry.
+/// Process id of user space, whose own writes and moves are not told; one entry.
 #[map]
 pub static OWN_TGID: Array<u32> = Array::with_max_entries(1, 0);
 

@@ -154,6 +154,6 @@ fn pid(who: u64) -> u32 {
 }
 
 #[inline(always)]
-fn tgid(who: u64) -> u32 {
+pub fn tgid(who: u64) -> u32 {
     (who >> 32) as u32
 }

@@ -8,7 +8,7 @@ use crate::{
     assignments::{Assignment, FirstValue},
     cgroup::{CgroupPath, CpusetFile},
     checkpoint::Extra,
-    ledger::{Departure, DepartureKind},
+    ledger::Departure,
     observed::{Observed, Step},
     owner::Owner,
     plan::{self, Phase, Plan, Planned, Problem},
@@ -34,26 +34,7 @@ impl Turn<'_> {
             self.written(w);
         }
         for d in departures {
-            let mut owner = self.s.runtime.iter_mut().find(|(_, r)| r.id == d.owner);
-            let now = self.now.mono_ns;
-            if let Some((_, r)) = &mut owner {
-                r.left |= r.base.as_ref().is_some_and(|b| d.at_ns >= b.at.mono_ns);
-            }
-            // One that runs in the pool for want of a CPU departs all the time; that it does was told.
-            if let Some((owner, runtime)) = owner
-                && self.s.assignments.cpus_of(owner).is_none_or(|c| !c.is_disjoint(&self.s.online))
-                && runtime.departed_ns.is_none_or(|at| now.saturating_sub(at) > 1_000_000_000)
-            {
-                runtime.departed_ns = Some(now);
-                let example = match d.kind {
-                    DepartureKind::Forked => format!("{} (tid {}) began on CPU {}", d.comm, d.pid, d.to),
-                    DepartureKind::Migrated => {
-                        format!("{} (tid {}) from CPU {} to CPU {}", d.comm, d.pid, d.from, d.to)
-                    }
-                };
-                let kind = FindingKind::Departed { owner: owner.clone(), example };
-                self.report(kind);
-            }
+            self.departed(&d);
             keep(&mut self.s.departures, d);
         }
         self.look();

@@ -4,7 +4,7 @@ use super::{AdmitError, Mend, Writer, mend};
 use crate::{
     cgroup::{CgroupFile, CgroupPath, CpusetFile},
     containers::ContainerId,
-    cpuset::CpuSet,
+    cpuset::{CpuId, CpuSet},
     explain::Explanation,
     observed::KernelError,
     owner::Owner,
@@ -112,6 +112,17 @@ pub enum FindingKind {
         /// An example: thread, name, from, to.
         example: String,
     },
+    /// A task was moved out of an owner's cgroup, and is the owner's no more.
+    MovedOut {
+        /// The owner.
+        owner: Owner,
+        /// Process or thread, with its id and name.
+        who: String,
+        /// The cgroup that it is in now.
+        into: String,
+        /// The CPU on which it went on at once, if it ran at that moment and had to leave the one that it was on.
+        ran_on: Option<CpuId>,
+    },
     /// An owner's cgroup is gone, or its command has ended while nobody waited for it.
     Gone {
         /// The owner.
@@ -208,6 +219,7 @@ impl FindingKind {
             Self::Set(_) => "set",
             Self::Joined { .. } => "joined",
             Self::Departed { .. } => "departure",
+            Self::MovedOut { .. } => "moved-out",
             Self::Gone { .. } => "gone",
             Self::Refitted(_) => "refitted",
             Self::Mending { .. } => "mending",
@@ -244,7 +256,7 @@ impl FindingKind {
     /// What stands between a finding and its cause.
     fn conjunction(&self) -> &'static str {
         match self {
-            Self::Joined { .. } => "by",
+            Self::Joined { .. } | Self::MovedOut { .. } => "by",
             _ => "changed by",
         }
     }
@@ -309,6 +321,10 @@ impl fmt::Display for FindingKind {
             Self::Set(found) => write!(f, "{}: {}", found.owner, found.fault),
             Self::Joined { owner, path, who } => write!(f, "{owner}: {who} was moved into {path}"),
             Self::Departed { owner, example } => write!(f, "{owner}: a task left its CPUs: {example}"),
+            Self::MovedOut { owner, who, into, ran_on } => {
+                write!(f, "{owner}: {who} was moved out of its cgroup into {into}")?;
+                ran_on.map_or(Ok(()), |cpu| write!(f, " and goes on on CPU {cpu}"))
+            }
             Self::Gone { owner, cpus, why } => write!(f, "{owner} is gone ({why}); CPUs {cpus} are free"),
             Self::Refitted(refit) => refit.fmt(f),
             Self::Mending { owner, seen, switched, how } => mend::words(f, owner, seen, switched, *how),

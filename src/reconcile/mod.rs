@@ -30,6 +30,7 @@
 mod answers;
 mod causes;
 mod converge;
+mod departed;
 mod fights;
 mod findings;
 mod hotplug;

@@ -37,6 +37,8 @@ pub(super) struct Runtime {
     pub(super) violated: bool,
     /// When a departure was last reported, `CLOCK_MONOTONIC`.
     pub(super) departed_ns: Option<u64>,
+    /// Since when moves out of its cgroup are counted, `CLOCK_MONOTONIC`, and how many were reported since.
+    pub(super) moves: (u64, u32),
     /// A departure within the epoch was reported.
     pub(super) left: bool,
 }

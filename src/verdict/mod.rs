@@ -182,6 +182,8 @@ pub struct Verdict {
     pub departures: u64,
     /// All moves of its tasks.
     pub migrations: u64,
+    /// Processes and threads that left its cgroup for another.
+    pub moved_out: u64,
     /// Records lost: names, never amounts.
     pub lost: u64,
     /// Who was there, longest first.
@@ -211,6 +213,7 @@ impl Verdict {
             accounts: Vec::new(),
             departures: 0,
             migrations: 0,
+            moved_out: 0,
             lost: 0,
             intruders: Vec::new(),
             blind_spots: BLIND.to_vec(),
@@ -226,6 +229,7 @@ const BLIND: [&str; 5] = [
     "work done for the owner by kernel workers and interrupts on other CPUs",
     "time before the program was attached and after the last sample",
 ];
+const BLIND_MOVES: &str = "a task that is moved to another cgroup is the owner's no more: neither the move nor where it runs then is seen";
 const BLIND_MEMBER: &str =
     "member mode: nothing keeps new cgroups and the root cgroup's tasks out; they are seen, not stopped";
 
@@ -248,6 +252,11 @@ pub fn judge(
     if let (Some(a), Some(b)) = (&from.ledger, &to.ledger) {
         v.means.insert(0, "ledger (eBPF sched_switch)".into());
         v.means.insert(1, "departures (eBPF sched_migrate_task, sched_wakeup_new)".into());
+        if a.health.sees_moves && b.health.sees_moves {
+            v.means.insert(2, "moves to other cgroups (eBPF cgroup_attach_task)".into());
+        } else {
+            v.blind_spots.push(BLIND_MOVES);
+        }
         accounts(subject, a, b, &mut v, &mut gaps);
         health(a, b, &mut v, &mut gaps);
         counters(subject, a, b, &mut v, &mut gaps);
@@ -343,6 +352,10 @@ fn health(first: &LedgerSample, last: &LedgerSample, v: &mut Verdict, gaps: &mut
     if last.health.programs.is_empty() {
         gaps.push("no program reports its health".into());
     }
+    let unseen = last.health.moves_unseen.saturating_sub(first.health.moves_unseen);
+    if unseen > 0 {
+        gaps.push(format!("of {unseen} moves to another cgroup it was not seen whose tasks they took"));
+    }
     // Counters and amounts are exact; what is lost is a name or an example.
     v.lost = last.health.ring_drops.saturating_sub(first.health.ring_drops)
         + last.health.intruders_lost.saturating_sub(first.health.intruders_lost);
@@ -362,6 +375,15 @@ fn counters(
         (Some(before), Some(after)) if before.generation == after.generation => {
             v.departures = after.departures.saturating_sub(before.departures);
             v.migrations = after.migrations.saturating_sub(before.migrations);
+            v.moved_out = after.moved_out.saturating_sub(before.moved_out);
+            // No contradiction: it ran nowhere else while it was the owner's. Where the move itself put it on another CPU, that
+            // is a departure and counted among them.
+            if v.moved_out > 0 {
+                gaps.push(format!(
+                    "{} of its processes or threads left its cgroup for another; what they did then is not judged",
+                    v.moved_out
+                ));
+            }
         }
         _ => gaps.push("departures were not counted over the whole interval".into()),
     }

@@ -55,12 +55,20 @@ fn evidence(t: u64) -> Evidence {
             ended_ns: at.mono_ns,
             cpus: cpus().iter().map(cpu).collect(),
             missing: CpuSet::new(),
-            owners: vec![OwnerCounters { owner: OWNER, generation: 1, migrations: 5 * t, departures: 0 }],
+            owners: vec![OwnerCounters {
+                owner: OWNER,
+                generation: 1,
+                migrations: 5 * t,
+                departures: 0,
+                moved_out: 0,
+            }],
             intruders: vec![],
             health: ProbeHealth {
                 programs: vec![program("switch", 10), program("migrate", 11)],
                 ring_drops: 0,
                 intruders_lost: 0,
+                sees_moves: true,
+                moves_unseen: 0,
             },
         }),
         usage: [(OWNER, 2 * t * 600_000_000)].into(),
@@ -257,4 +265,26 @@ fn intruders_are_differences_longest_first_and_pids_are_not_enough() {
 fn members_say_what_nobody_keeps_out() {
     let blind = |mode| verdict(|s, _, _| s.mode = mode).blind_spots.len();
     assert_eq!(blind(Mode::Member), blind(Mode::Partition) + 1);
+}
+
+/// Whoever is moved to another cgroup is the owner's no more. That alone says nothing of where it ran; being seen on another
+/// CPU does.
+#[test]
+fn a_task_that_was_taken_away_is_never_held() {
+    let v = verdict(|_, from, to| {
+        ledger(from).owners[0].moved_out = 2;
+        ledger(to).owners[0].moved_out = 3;
+    });
+    assert_eq!((v.judgement, v.moved_out), (Judgement::Inconclusive, 1));
+    assert!(v.reasons[0].starts_with("1 of its processes or threads left its cgroup"), "{:?}", v.reasons);
+    let v = verdict(|_, _, to| {
+        let owner = &mut ledger(to).owners[0];
+        (owner.moved_out, owner.departures) = (1, 1);
+    });
+    assert_eq!((v.judgement, v.reasons.len()), (Judgement::Violated, 2), "{:?}", v.reasons);
+    let v = verdict(|_, _, to| ledger(to).health.moves_unseen = 1);
+    assert_eq!(v.judgement, Judgement::Inconclusive, "it may have been one of the owner's: {:?}", v.reasons);
+    // Where nobody looks, that is said.
+    let spots = |sees| verdict(|_, _, to| ledger(to).health.sees_moves = sees).blind_spots;
+    assert!(!spots(true).contains(&BLIND_MOVES) && spots(false).contains(&BLIND_MOVES));
 }

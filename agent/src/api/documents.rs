@@ -220,6 +220,9 @@ pub struct VerdictDoc {
     pub departures: u64,
     /// All moves of its tasks.
     pub migrations: u64,
+    /// Processes and threads that left its cgroup for another.
+    #[serde(default)]
+    pub moved_out: u64,
     /// Records lost: names, never amounts.
     pub lost: u64,
     /// Who was there, longest first.
@@ -257,6 +260,7 @@ impl VerdictDoc {
             cpu: v.accounts.iter().map(cpu).collect(),
             departures: v.departures,
             migrations: v.migrations,
+            moved_out: v.moved_out,
             lost: v.lost,
             intruders: v.intruders.iter().map(intruder).collect(),
             blind_spots: v.blind_spots.iter().map(|s| (*s).to_owned()).collect(),

@@ -68,12 +68,13 @@ impl BpfProbe {
     fn read_owners(&self, sample: &mut LedgerSample) -> Result<(), BpfError> {
         sample.owners.clear();
         for (owner, base) in self.owners.iter().zip(&self.bases) {
-            let (migrations, departures) = self.maps.counters(owner.index)?;
+            let now = self.maps.counters(owner.index)?;
             sample.owners.push(OwnerCounters {
                 owner: owner.watched.cgroup,
                 generation: owner.watched.generation,
-                migrations: migrations.saturating_sub(base.0),
-                departures: departures.saturating_sub(base.1),
+                migrations: now.migrations.saturating_sub(base.migrations),
+                departures: now.departures.saturating_sub(base.departures),
+                moved_out: now.moved_out.saturating_sub(base.moved_out),
             });
         }
         Ok(())

@@ -4,7 +4,7 @@
 //! then the CPUs get their entries, then new owners are entered, so that no task of theirs departs from a set that is
 //! not written yet. Last a flush on each changed CPU.
 
-use super::{BpfError, BpfProbe, CpuState, collect, load, plan, plan::Indexed};
+use super::{BpfError, BpfProbe, CpuState, collect, load, maps::Counts, plan, plan::Indexed};
 use std::collections::BTreeMap;
 use truepin::{cpuset::CpuId, ledger::Watched};
 
@@ -23,7 +23,7 @@ impl BpfProbe {
             }
         }
         let changed = self.write_cpus(&next)?;
-        let kept: BTreeMap<u32, (u64, u64)> =
+        let kept: BTreeMap<u32, Counts> =
             self.owners.iter().zip(&self.bases).map(|(o, base)| (o.index, *base)).collect();
         let mut bases = Vec::with_capacity(next.len());
         for o in &next {

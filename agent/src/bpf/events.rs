@@ -1,32 +1,26 @@
-//! Departure records: from the ring's bytes to the core's words.
+//! Records of departures and of moves out of owners' cgroups: from the ring's bytes to the core's words.
 
 use super::error::BpfError;
 use aya::maps::{MapData, RingBuf};
 use truepin::{
     cgroup::CgroupId,
     cpuset::CpuId,
-    ledger::{Departure, DepartureKind},
+    ledger::{Departure, DepartureKind, MovedOut},
 };
-use truepin_abi::{Departure as Record, arrival};
+use truepin_abi::{Departure as Record, MovedOut as Move, arrival};
 
 /// Takes every record that is there into `into`; returns how many.
 pub(super) fn drain(ring: &mut RingBuf<MapData>, into: &mut Vec<Departure>) -> Result<usize, BpfError> {
     let before = into.len();
     while let Some(item) = ring.next() {
-        into.push(departure(&item)?);
+        into.push(if item.len() == size_of::<Move>() { moved_out(&item)? } else { departure(&item)? });
     }
     Ok(into.len() - before)
 }
 
 /// One record.
 fn departure(bytes: &[u8]) -> Result<Departure, BpfError> {
-    let expected = size_of::<Record>();
-    if bytes.len() != expected {
-        return Err(BpfError::Record { ring: "departure", len: bytes.len(), expected });
-    }
-    #[allow(unsafe_code, reason = "the length is checked, and every bit pattern is a valid record")]
-    // SAFETY: as the reason says; unaligned, since the ring aligns to 8 but a slice promises 1.
-    let r: Record = unsafe { bytes.as_ptr().cast::<Record>().read_unaligned() };
+    let r: Record = record(bytes)?;
     Ok(Departure {
         owner: CgroupId(r.cgroup),
         pid: r.pid,
@@ -38,6 +32,41 @@ fn departure(bytes: &[u8]) -> Result<Departure, BpfError> {
         at_ns: r.at_ns,
         by: r.by,
     })
+}
+
+/// One of a move; paths are found by whoever knows them.
+fn moved_out(bytes: &[u8]) -> Result<Departure, BpfError> {
+    let r: Move = record(bytes)?;
+    let moved = MovedOut {
+        into: CgroupId(r.into),
+        path: None,
+        whole: r.whole != 0,
+        by: r.by,
+        by_comm: comm(&r.by_comm).into_owned(),
+        by_cgroup: CgroupId(r.by_cgroup),
+        by_path: None,
+    };
+    Ok(Departure {
+        owner: CgroupId(r.cgroup),
+        pid: r.pid,
+        tgid: r.tgid,
+        comm: comm(&r.comm).into_owned(),
+        kind: DepartureKind::MovedOut(Box::new(moved)),
+        from: CpuId(r.from),
+        to: CpuId(r.to),
+        at_ns: r.at_ns,
+        by: r.by,
+    })
+}
+
+fn record<T: aya::Pod>(bytes: &[u8]) -> Result<T, BpfError> {
+    let expected = size_of::<T>();
+    if bytes.len() != expected {
+        return Err(BpfError::Record { ring: "departure", len: bytes.len(), expected });
+    }
+    #[allow(unsafe_code, reason = "the length is checked, and of a Pod every bit pattern is valid")]
+    // SAFETY: as the reason says; unaligned, since the ring aligns to 8 but a slice promises 1.
+    Ok(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
 /// A NUL-padded name; a thread may give itself any bytes.

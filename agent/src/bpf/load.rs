@@ -147,6 +147,15 @@ pub(super) fn load_flush(bpf: &mut Ebpf) -> Result<(), BpfError> {
     on_request(bpf, FLUSH).map(drop)
 }
 
+/// Tells the programs which process is ours.
+pub(super) fn introduce(bpf: &mut Ebpf) -> Result<(), BpfError> {
+    const NAME: &str = "introduce";
+    let program = on_request(bpf, NAME)?;
+    // Without a CPU it runs here, as this thread.
+    program.test_run(RawTracePointRunOptions::new()).map_err(BpfError::program(NAME, "run"))?;
+    Ok(())
+}
+
 /// Loads a program that is run on request.
 pub(super) fn on_request<'a>(
     bpf: &'a mut Ebpf,

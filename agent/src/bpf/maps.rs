@@ -20,6 +20,14 @@ pub(super) struct Maps {
     pub(super) ring: RingBuf<MapData>,
 }
 
+/// Counters of one owner, over all CPUs.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Counts {
+    pub(super) migrations: u64,
+    pub(super) departures: u64,
+    pub(super) moved_out: u64,
+}
+
 /// Takes a map out of the object; aya checks the sizes of key and value.
 pub(super) fn take<M: TryFrom<Map, Error = MapError>>(
     bpf: &mut Ebpf,
@@ -89,16 +97,26 @@ impl Maps {
         self.owner_ids()?.into_iter().try_for_each(|id| self.remove_owner(id))
     }
 
-    /// `(migrations, departures)` of an owner since the object was loaded.
-    pub(super) fn counters(&self, index: u32) -> Result<(u64, u64), BpfError> {
-        let all = of_cpus(&self.counters, "COUNTERS", index)?;
-        Ok(all.iter().fold((0, 0), |(m, d), c| (m + c.migrations, d + c.departures)))
+    /// What an owner's tasks did since the object was loaded.
+    pub(super) fn counters(&self, index: u32) -> Result<Counts, BpfError> {
+        let mut sum = Counts::default();
+        for c in of_cpus(&self.counters, "COUNTERS", index)?.iter() {
+            sum.migrations += c.migrations;
+            sum.departures += c.departures;
+            sum.moved_out += c.moved_out;
+        }
+        Ok(sum)
     }
 
-    /// `(ring drops, lost intruder slices)` since the object was loaded.
-    pub(super) fn losses(&self) -> Result<(u64, u64), BpfError> {
-        let all = of_cpus(&self.losses, "LOSSES", 0)?;
-        Ok(all.iter().fold((0, 0), |(r, i), l| (r + l.ring_drops, i + l.intruders_lost)))
+    /// What was lost since the object was loaded.
+    pub(super) fn losses(&self) -> Result<Losses, BpfError> {
+        let mut sum = Losses::default();
+        for l in of_cpus(&self.losses, "LOSSES", 0)?.iter() {
+            sum.ring_drops += l.ring_drops;
+            sum.intruders_lost += l.intruders_lost;
+            sum.moves_unseen += l.moves_unseen;
+        }
+        Ok(sum)
     }
 
     /// Every entry of the table of intruders, in no order.

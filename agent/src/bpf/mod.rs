@@ -20,6 +20,7 @@ mod error;
 mod events;
 mod load;
 mod maps;
+mod moves;
 mod plan;
 mod writes;
 
@@ -28,7 +29,8 @@ pub use load::{OBJECT, offsets};
 pub use writes::{Hook, WriteHook, Written};
 
 use aya::{Ebpf, programs::links::FdLink};
-use maps::Maps;
+use maps::{Counts, Maps};
+use moves::Moves;
 use plan::Indexed;
 use std::{
     collections::BTreeMap,
@@ -41,7 +43,7 @@ use truepin::{
 };
 use truepin_abi::{CpuConfig, IntruderKey, VERSION};
 
-/// The attached programs; each has the name of its tracepoint.
+/// The attached programs that are needed; each has the name of its tracepoint.
 const PROGRAMS: [&str; 3] = [SWITCH, "sched_migrate_task", "sched_wakeup_new"];
 const SWITCH: &str = "sched_switch";
 
@@ -50,10 +52,12 @@ pub struct BpfProbe {
     bpf: Ebpf,
     maps: Maps,
     links: [Option<FdLink>; PROGRAMS.len()],
+    moves: Option<Moves>,
+    no_moves: Vec<String>,
     possible: Vec<CpuId>,
     owners: Vec<Indexed>,
-    /// `(migrations, departures)` when the owner's counting began; same order as `owners`.
-    bases: Vec<(u64, u64)>,
+    /// When the owner's counting began; same order as `owners`.
+    bases: Vec<Counts>,
     cpus: BTreeMap<CpuId, CpuState>,
     /// The last serial given out.
     serial: u64,
@@ -105,25 +109,30 @@ impl BpfProbe {
     pub fn load_with(hooks: &[Hook]) -> Result<(Self, Option<WriteHook>, Vec<String>), BpfError> {
         let possible = load::possible_cpus()?;
         let (mut bpf, maps, no_writes) = load::object(&possible, !hooks.is_empty())?;
-        let mut refused = Vec::new();
-        let hook = {
+        let (mut refused, mut no_moves) = (Vec::new(), Vec::new());
+        let (hook, moves) = {
             let types = load::kernel_types()?;
             for program in PROGRAMS {
                 load::load(&mut bpf, &types, program, program)?;
             }
-            match no_writes {
+            load::introduce(&mut bpf)?;
+            let moves = Moves::first(&mut bpf, &types, &mut no_moves);
+            let hook = match no_writes {
                 Some(error) if !hooks.is_empty() => {
                     refused.push(error.to_string());
                     None
                 }
                 _ => WriteHook::first(&mut bpf, &types, hooks, &mut refused),
-            }
+            };
+            (hook, moves)
         };
         load::load_flush(&mut bpf)?;
         let mut probe = Self {
             bpf,
             maps,
             links: [const { None }; PROGRAMS.len()],
+            moves,
+            no_moves,
             possible,
             owners: Vec::new(),
             bases: Vec::new(),
@@ -153,6 +162,12 @@ impl BpfProbe {
     /// (`AsFd`) is readable when there are some.
     pub fn drain(&mut self, into: &mut Vec<Departure>) -> Result<usize, BpfError> {
         events::drain(&mut self.maps.ring, into)
+    }
+
+    /// Why tasks that are moved out of an owner's cgroup are not seen; empty when they are.
+    #[must_use]
+    pub fn no_moves(&self) -> &[String] {
+        if self.moves.is_some() { &[] } else { &self.no_moves }
     }
 
     /// What the kernel says about the attached programs, and what was lost since they were loaded.
@@ -204,9 +219,11 @@ impl BpfProbe {
     }
 
     fn health_into(&mut self, health: &mut ProbeHealth) -> Result<(), BpfError> {
-        if health.programs.len() != PROGRAMS.len() {
+        let of_moves: &[&str] = if self.moves.is_some() { &moves::PROGRAMS } else { &[] };
+        let names = PROGRAMS.iter().chain(of_moves);
+        if health.programs.len() != names.clone().count() {
             let blank = |name: &&str| ProgramHealth { name: (*name).into(), link: None, misses: 0 };
-            health.programs = PROGRAMS.iter().map(blank).collect();
+            health.programs = names.map(blank).collect();
         }
         for ((program, name), link) in health.programs.iter_mut().zip(PROGRAMS).zip(&self.links) {
             let id = |link: &FdLink| link.info().map(|info| info.id());
@@ -217,7 +234,12 @@ impl BpfProbe {
                 .map_err(|e| BpfError::Link { program: name, source: Box::new(e) })?;
             program.misses = load::misses(&self.bpf, name, &mut self.text)?;
         }
-        (health.ring_drops, health.intruders_lost) = self.maps.losses()?;
+        if let Some(moves) = &self.moves {
+            moves.health_into(&mut health.programs[PROGRAMS.len()..], &mut self.text)?;
+        }
+        let lost = self.maps.losses()?;
+        (health.ring_drops, health.intruders_lost) = (lost.ring_drops, lost.intruders_lost);
+        (health.sees_moves, health.moves_unseen) = (self.moves.is_some(), lost.moves_unseen);
         Ok(())
     }
 }

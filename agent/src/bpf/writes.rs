@@ -1,7 +1,7 @@
 //! The hook on `cgroup_file_write`: who writes the files of watched cgroups, told by the kernel at the time of the write.
 //!
 //! Steps: load and attach two programs, at the end of the function first, so that no write begins that is not seen to
-//! end; tell them which process is ours, then which cgroups are watched. On each look: first whether a write is under
+//! end (which process is ours they were told before); tell them which cgroups are watched. On each look: first whether a write is under
 //! way, then every record, then what was lost: in this order a write that is in neither has not begun or was refused.
 //! Invariant: a hook that is half attached is taken back, and the next one is tried.
 //!
@@ -12,10 +12,7 @@ use super::{error::BpfError, events::comm, load, maps};
 use aya::{
     Btf, Ebpf,
     maps::{HashMap, MapData, MapError, PerCpuArray, RingBuf},
-    programs::{
-        FEntry, FExit, KProbe, ProgramError, ProgramFd, RawTracePointRunOptions, TestRun as _,
-        kprobe::KProbeError, links::FdLink,
-    },
+    programs::{FEntry, FExit, KProbe, ProgramError, ProgramFd, kprobe::KProbeError, links::FdLink},
 };
 use std::{
     collections::BTreeMap,
@@ -125,21 +122,23 @@ impl WriteHook {
             }
         });
         let (hook, attached) = attached?;
-        let made = introduce(bpf).and_then(|()| {
-            Ok(Self {
-                hook,
-                ring: maps::take(bpf, "WRITES")?,
-                watched: maps::take(bpf, "WATCHED")?,
-                writing: maps::take(bpf, "WRITING")?,
-                lost: maps::take(bpf, "WRITES_LOST")?,
-                stuck: Stuck::default(),
-                room: MAX_WATCHED as usize,
-                attached,
-                told: BTreeMap::new(),
-                text: String::new(),
-            })
-        });
+        let made = Self::with(bpf, hook, attached);
         made.map_err(|error| refused.push(format!("{}: {}", hook.name(), short(&error)))).ok()
+    }
+
+    fn with(bpf: &mut Ebpf, hook: Hook, attached: Attached) -> Result<Self, BpfError> {
+        Ok(Self {
+            hook,
+            ring: maps::take(bpf, "WRITES")?,
+            watched: maps::take(bpf, "WATCHED")?,
+            writing: maps::take(bpf, "WRITING")?,
+            lost: maps::take(bpf, "WRITES_LOST")?,
+            stuck: Stuck::default(),
+            room: MAX_WATCHED as usize,
+            attached,
+            told: BTreeMap::new(),
+            text: String::new(),
+        })
     }
 
     /// How it is attached.
@@ -332,21 +331,15 @@ fn attach(bpf: &mut Ebpf, types: &Btf, hook: Hook) -> Result<Attached, BpfError>
     }
 }
 
-fn clone(fd: Result<&ProgramFd, ProgramError>, program: &'static str) -> Result<ProgramFd, BpfError> {
+pub(super) fn clone(
+    fd: Result<&ProgramFd, ProgramError>,
+    program: &'static str,
+) -> Result<ProgramFd, BpfError> {
     fd.and_then(|fd| Ok(fd.try_clone()?)).map_err(BpfError::program(program, "find"))
 }
 
-/// Tells the programs which process is ours.
-fn introduce(bpf: &mut Ebpf) -> Result<(), BpfError> {
-    const NAME: &str = "introduce";
-    let program = load::on_request(bpf, NAME)?;
-    // Without a CPU it runs here, as this thread.
-    program.test_run(RawTracePointRunOptions::new()).map_err(BpfError::program(NAME, "run"))?;
-    Ok(())
-}
-
 /// Operation and error number, without the verifier's log.
-fn short(error: &BpfError) -> String {
+pub(super) fn short(error: &BpfError) -> String {
     match error {
         BpfError::Program { action, source, .. } => match errno(source) {
             Some(e) => format!("{action}: {e}"),

@@ -102,9 +102,10 @@ pub(super) fn verdicts(verdicts: &[VerdictDoc]) -> String {
         }
         let _ = writeln!(
             text,
-            "  moves   {} within its CPUs, {} departures",
+            "  moves   {} within its CPUs, {} departures{}",
             v.migrations.saturating_sub(v.departures),
-            v.departures
+            v.departures,
+            if v.moved_out > 0 { format!(", {} out of its cgroup", v.moved_out) } else { String::new() }
         );
         for i in v.intruders.iter().take(10) {
             let _ = writeln!(

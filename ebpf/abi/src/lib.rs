@@ -7,7 +7,7 @@
 #![no_std]
 
 /// Changes with any layout or meaning below.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Owners that can be configured at once (`owners`, `counters`).
 pub const MAX_OWNERS: u32 = 1024;
@@ -157,6 +157,8 @@ pub struct Counters {
     pub suppressed: u64,
     /// When the last record was sent.
     pub sent_ns: u64,
+    /// Processes and threads that others moved out of the owner's cgroup, or that left it.
+    pub moved_out: u64,
 }
 
 /// What was lost, by CPU.
@@ -167,6 +169,54 @@ pub struct Losses {
     pub ring_drops: u64,
     /// Slices of intruders that found no room in the table.
     pub intruders_lost: u64,
+    /// Moves to another cgroup whose begin was not seen: who they took is not known.
+    pub moves_unseen: u64,
+}
+
+/// A move to another cgroup that is under way; the kernel makes one at a time (`cgroup_mutex`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moving {
+    /// Process and thread id of whoever moves; 0: none is under way.
+    pub who: u64,
+    /// Id of the cgroup of the owner that the task has; 0: of none.
+    pub cgroup: u64,
+    /// Id of the mover's cgroup.
+    pub by: u64,
+    /// Index of the owner plus one; 0: no owner.
+    pub owner: u32,
+    /// Where the task ran last.
+    pub cpu: u32,
+}
+
+/// A record of the ring: a process or thread that was moved out of its owner's cgroup. Told from [`Departure`] by its length.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MovedOut {
+    /// Id of the owner's cgroup.
+    pub cgroup: u64,
+    /// When.
+    pub at_ns: u64,
+    /// Id of the cgroup that it is in now.
+    pub into: u64,
+    /// Id of the mover's cgroup before that.
+    pub by_cgroup: u64,
+    /// Thread id.
+    pub pid: u32,
+    /// Process id.
+    pub tgid: u32,
+    /// Where it ran last before.
+    pub from: u32,
+    /// And after: another CPU if it ran at that moment.
+    pub to: u32,
+    /// Process id of the mover.
+    pub by: u32,
+    /// 1: with all its threads.
+    pub whole: u32,
+    /// Thread name, NUL-padded.
+    pub comm: [u8; 16],
+    /// Name of the mover's thread.
+    pub by_comm: [u8; 16],
 }
 
 /// One task on one CPU in one epoch. With the epoch in the key an entry of an epoch that ended is never written again,
@@ -265,8 +315,11 @@ layout!(Who, 40, start_ns 0, cgroup 8, comm 16, tgid 32, pad 36);
 layout!(Slot, 192, cgroup 0, last_ns 8, inside 16, outside 24, pid 32, class 36, level 40, version 44, switches 48,
     breaks 56, ns 64, from_ns 128, generation 136, serial 144, who 152);
 layout!(CpuConfig, 32, cgroup 0, generation 8, serial 16, level 24, owner 28);
-layout!(Counters, 32, migrations 0, departures 8, suppressed 16, sent_ns 24);
-layout!(Losses, 16, ring_drops 0, intruders_lost 8);
+layout!(Counters, 40, migrations 0, departures 8, suppressed 16, sent_ns 24, moved_out 32);
+layout!(Losses, 24, ring_drops 0, intruders_lost 8, moves_unseen 16);
+layout!(Moving, 32, who 0, cgroup 8, by 16, owner 24, cpu 28);
+layout!(MovedOut, 88, cgroup 0, at_ns 8, into 16, by_cgroup 24, pid 32, tgid 36, from 40, to 44, by 48, whole 52,
+    comm 56, by_comm 72);
 layout!(IntruderKey, 24, pid 0, cpu 4, start_ns 8, serial 16);
 layout!(IntruderValue, 56, ns 0, first_ns 8, last_ns 16, cgroup 24, comm 32, tgid 48, class 52);
 layout!(Departure, 56, cgroup 0, at_ns 8, pid 16, tgid 20, from 24, to 28, by 32, kind 36, comm 40);
@@ -284,5 +337,5 @@ mod user {
             unsafe impl aya::Pod for super::$t {}
         )* };
     }
-    pod!(Who Slot CpuConfig Config Counters Losses IntruderKey IntruderValue Departure Write);
+    pod!(Who Slot CpuConfig Config Counters Losses IntruderKey IntruderValue Departure Moving MovedOut Write);
 }

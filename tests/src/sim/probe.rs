@@ -28,6 +28,8 @@ pub struct Script {
     pub kthread_ns: BTreeMap<CpuId, u64>,
     /// Departures to count for a cgroup, cumulative.
     pub departures: BTreeMap<CgroupId, u64>,
+    /// Tasks that were moved out of a cgroup, cumulative.
+    pub moved_out: BTreeMap<CgroupId, u64>,
     /// Every call fails.
     pub broken: bool,
     epochs: Vec<Epoch>,
@@ -91,11 +93,13 @@ impl Probe for Script {
                 generation: w.generation,
                 migrations: 0,
                 departures: self.departures.get(&w.cgroup).copied().unwrap_or(0),
+                moved_out: self.moved_out.get(&w.cgroup).copied().unwrap_or(0),
             });
         }
         sample.cpus.sort_by_key(|c| c.cpu);
         sample.health = ProbeHealth {
             programs: vec![ProgramHealth { name: "sched_switch".into(), link: Some(1), misses: 0 }],
+            sees_moves: true,
             ..ProbeHealth::default()
         };
         Ok(())

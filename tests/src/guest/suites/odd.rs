@@ -21,6 +21,7 @@ pub const SUITE: Suite = Suite {
         Scenario::new("tasks that pin themselves", pinned).limit(120),
         Scenario::new("sleeping tasks whose last CPU is another's", asleep).limit(120),
         Scenario::new("clone into an owner's cgroup and out of it", cloned).limit(120),
+        Scenario::new("moved out of an owner's cgroup", moved_out).limit(120),
         Scenario::new("zombies, and a process whose first thread has ended", dead).limit(120),
         Scenario::new("a pid that was an intruder's is an owner's task", reborn).limit(180),
         Scenario::new("short-lived tasks arrive while sets change", arriving).limit(240),
@@ -220,6 +221,52 @@ fn cloned(_: &mut Guest) -> Outcome {
         other.end()?;
         db.end()?;
     }
+    Ok(())
+}
+
+/// Whoever is moved out of its owner's cgroup is told, with who did it; asleep it leaves the verdict open, at work it is a
+/// departure. Moves below the owner's cgroup are its own business.
+fn moved_out(guest: &mut Guest) -> Outcome {
+    let (svc, busy) = service(&Workload::burn(1).comm("busy"))?;
+    let idle = Workload::idle().comm("idle").cgroup(SVC).spawn()?;
+    let _agent = agent("")?;
+    assign("2")?;
+    let (inner, elsewhere) = (svc.child("inner"), Cgroup::create("elsewhere", "")?);
+    Cgroup::create(inner.path(), "")?;
+    for to in [&inner, &svc] {
+        to.add(idle.pid())?;
+    }
+    // As long as the agent has not heard of it there is no finding; the counts are there at once.
+    let judged = |means: &str, code: i32, moved: u64| -> anyhow::Result<Value> {
+        let (found, verdict) = truepin_json(&["verify", OWNER])?;
+        equal("exit code", found, code).with_context(|| format!("{means}: {verdict:#}"))?;
+        equal("moved out", verdict["moved_out"].as_u64(), Some(moved))?;
+        Ok(verdict)
+    };
+    let verdict = judged("moved below its cgroup", 0, 0)?;
+    let means = verdict["means"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    anyhow::ensure!(means.clone().any(|m| m.contains("cgroup_attach_task")), "{verdict:#}");
+    let told = |pid: i32| -> anyhow::Result<Value> {
+        wait_for("a finding", secs(10), || {
+            let (_, answer) = http("GET", "/v1/findings", None)?;
+            let mut all = answer["findings"].as_array().into_iter().flatten();
+            let its = format!("process {pid} (");
+            Ok(all.find(|f| text(f, "kind") == "moved-out" && text(f, "text").contains(&its)).cloned())
+        })
+    };
+    elsewhere.add(idle.pid())?;
+    let verdict = judged("asleep", 3, 1)?;
+    equal("departures", verdict["departures"].as_u64(), Some(0))?;
+    let finding = told(idle.pid())?;
+    equal("writer", finding["writer"]["pid"].as_u64(), Some(u64::from(std::process::id())))?;
+    elsewhere.add(busy.pid())?;
+    let verdict = judged("at work", 1, 2)?;
+    anyhow::ensure!(verdict["departures"].as_u64() > Some(0), "{verdict:#}");
+    for finding in [finding, told(busy.pid())?] {
+        anyhow::ensure!(text(&finding, "text").contains("into /elsewhere"), "{finding:#}");
+        guest.say(text(&finding, "text"));
+    }
+    truepin(&["release", OWNER])?.ok()?;
     Ok(())
 }
 
