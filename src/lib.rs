@@ -29,6 +29,7 @@ pub mod request;
 pub mod stale;
 pub mod sweep;
 pub mod topology;
+pub mod units;
 pub mod verdict;
 
 pub use cgroup::{CgroupFile, CgroupId, CgroupPath, CpusetFile};

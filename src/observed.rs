@@ -9,7 +9,7 @@ use crate::{
     nodeset::NodeSet,
     partition::{PartitionKind, PartitionState},
 };
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 /// What to read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,7 +88,13 @@ pub struct Observed {
     /// Read from a copied tree: files hold what was written, and derived files do not follow, so sets that the kernel
     /// would have computed are not judged.
     pub copied: bool,
+    /// See [`Before`].
+    pub before: Arc<Before>,
 }
+
+/// What files of systemd's units held before truepin had systemd write them, by its properties of then. A unit's cgroup that
+/// is made anew is born with what truepin set: that is not what is to be put back one day.
+pub type Before = BTreeMap<CgroupPath, BTreeMap<CpusetFile, String>>;
 
 impl Observed {
     /// The cpuset files of `path`, if it was read and has them.
@@ -111,7 +117,7 @@ impl Observed {
             self.cgroups.remove(path);
         }
         self.cgroups.extend(newer.cgroups);
-        (self.online, self.copied) = (newer.online, newer.copied);
+        (self.online, self.copied, self.before) = (newer.online, newer.copied, newer.before);
     }
 }
 

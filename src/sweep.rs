@@ -268,7 +268,7 @@ mod tests {
             kind: CgroupKind::Domain,
         };
         let observed =
-            Observed { cgroups: [(path.clone(), cgroup)].into(), online: set("0-7"), copied: false };
+            Observed { cgroups: [(path.clone(), cgroup)].into(), online: set("0-7"), ..Observed::default() };
         for (mode, faults) in [(Mode::Partition, 1), (Mode::Member, 1), (Mode::Audit, 0)] {
             let owner: Owner = "cgroup/a".parse().unwrap();
             let kind = crate::partition::PartitionKind::Root;

@@ -6,15 +6,22 @@
 //! value in one `write(2)`. Creation, attachment and deletion go through cgroups-rs where it can be used: it looks
 //! for the literal `/sys/fs/cgroup/cgroup.controllers`, so elsewhere (hybrid hosts, copied trees) the same three are
 //! done here.
+//! `cpuset.cpus` and `cpuset.mems` of systemd's own cgroups are written by systemd, where it is the init; what it does not
+//! write is written here, and told.
 //! A *copied tree* outside cgroup2 is accepted only where it was set explicitly; derived files do not follow there.
 
-use crate::{store::chain, sysfs::OnlineCpus};
+use crate::{
+    store::chain,
+    sysfs::OnlineCpus,
+    systemd::{self, Systemd, Taken},
+};
 use cgroups_rs::{
     CgroupPid,
     fs::{Cgroup, hierarchies},
 };
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 use std::{
+    collections::BTreeSet,
     fs::{self, OpenOptions},
     io::{self, Read, Write},
     os::unix::fs::MetadataExt,
@@ -24,6 +31,7 @@ use std::{
 use truepin::{
     CgroupId, CgroupPath, CpuSet, CpusetFile,
     observed::{CgroupKind, CgroupObserved, CpusetObserved, Kernel, KernelError, Observed, Scope, Step},
+    units::{self, UnitName},
 };
 
 const ENOENT: i32 = 2;
@@ -96,6 +104,12 @@ pub struct CgroupFs {
     online: OnlineCpus,
     /// Whether cgroups-rs can be used here.
     literal: bool,
+    /// The owner of units' cgroups.
+    pub systemd: Option<Systemd>,
+    /// What systemd did not do, and not told yet.
+    untold: Vec<String>,
+    /// Told before: the same files, not written by systemd yet.
+    told: BTreeSet<(CgroupPath, CpusetFile)>,
 }
 
 /// What a read gives.
@@ -109,7 +123,7 @@ impl CgroupFs {
     #[must_use]
     pub fn new(mount: Mount, online: OnlineCpus) -> Self {
         let literal = !mount.copied && mount.root == Path::new("/sys/fs/cgroup");
-        Self { mount, online, literal }
+        Self { mount, online, literal, systemd: None, untold: Vec::new(), told: BTreeSet::new() }
     }
 
     /// Where it is mounted.
@@ -212,13 +226,68 @@ impl CgroupFs {
 
     fn read_all(&self, scope: &Scope) -> Result<Observed, KernelError> {
         let (online, copied) = (self.read_online()?, self.mount.copied);
-        let mut observed = Observed { online, copied, ..Observed::default() };
+        let before = self.systemd.as_ref().map(Systemd::before).unwrap_or_default();
+        let mut observed = Observed { online, copied, before, ..Observed::default() };
         for path in self.scope(scope)? {
             if let Some(cgroup) = self.observe_one(&path)? {
                 observed.cgroups.insert(path, cgroup);
             }
         }
         Ok(observed)
+    }
+
+    /// What systemd was to write and did not, since the last call.
+    pub fn untold(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.untold)
+    }
+
+    /// One value into one cpuset file, by whoever owns it.
+    fn write_value(&mut self, path: &CgroupPath, file: CpusetFile, value: &str) -> Result<(), KernelError> {
+        let target = self.dir(path).join(file.name());
+        // With a newline, because a write of nothing does not reach the kernel at all.
+        let directly = || write(&target, &format!("{value}\n"));
+        let property = units::property_of(file);
+        let (Some(systemd), Some(unit), Some(property)) =
+            (self.systemd.as_mut(), UnitName::at(path).filter(|_| property.is_some()), property)
+        else {
+            return directly();
+        };
+        let why = match systemd.set(&unit, path, file, value) {
+            Ok(Taken::NotIts) => {
+                tracing::info!("{file} of {path}: {value:?} directly; no unit of systemd's lives there");
+                return directly();
+            }
+            // An empty property leaves the file as it is.
+            Ok(Taken::Set) if value.is_empty() => {
+                tracing::info!(
+                    "{file} of {path}: {value:?} through systemd ({property} of {unit}) and directly"
+                );
+                return directly();
+            }
+            Ok(Taken::Set) => match fs::read_to_string(&target) {
+                Ok(text) if same_list(&text, value) => {
+                    self.told.remove(&(path.clone(), file));
+                    tracing::info!("{file} of {path}: {value:?} through systemd ({property} of {unit})");
+                    return Ok(());
+                }
+                Ok(text) => format!(
+                    "systemd took {property}={value} of {unit}, and {file} of {path} still reads {:?}",
+                    text.trim()
+                ),
+                Err(error) => return Err(failed("read", &target, None, &error)),
+            },
+            Err(error) => systemd::told(&error),
+        };
+        tracing::warn!("{why}; {file} of {path}: {value:?} directly");
+        let written = directly();
+        if self.told.insert((path.clone(), file)) {
+            let instead = match &written {
+                Ok(()) => "the file was written directly instead, which lasts until systemd writes it".into(),
+                Err(error) => format!("and written directly it was refused: {}", error.cause),
+            };
+            self.untold.push(format!("{why}; {instead}"));
+        }
+        written
     }
 
     fn create(&self, path: &CgroupPath) -> Result<(), KernelError> {
@@ -279,10 +348,7 @@ impl Kernel for CgroupFs {
             Step::Create(path) => self.create(path),
             Step::Remove(path) => self.remove(path),
             Step::Enable(path) => write(&self.dir(path).join("cgroup.subtree_control"), "+cpuset"),
-            // With a newline, because a write of nothing does not reach the kernel at all.
-            Step::Write { path, file, new, .. } => {
-                write(&self.dir(path).join(file.name()), &format!("{new}\n"))
-            }
+            Step::Write { path, file, new, .. } => self.write_value(path, *file, &new.to_string()),
             Step::Enter { path, pid } => self.enter(path, *pid),
         }
     }
@@ -311,6 +377,12 @@ where
             cause: e.to_string(),
         }),
     }
+}
+
+/// Lists in the kernel's grammar are compared as sets.
+fn same_list(a: &str, b: &str) -> bool {
+    let set = |text: &str| text.trim().parse::<CpuSet>();
+    matches!((set(a), set(b)), (Ok(a), Ok(b)) if a == b)
 }
 
 /// A file that older kernels lack.

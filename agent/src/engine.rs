@@ -36,6 +36,7 @@ use truepin::{
     },
     request::Request,
     sweep::TaskSweep,
+    units::UnitName,
     verdict::{Evidence, Instant},
 };
 
@@ -203,7 +204,23 @@ impl Engine {
 
     /// Takes an outside event to its end.
     pub fn drive(&mut self, event: Event) {
-        let mut events = VecDeque::from([event]);
+        self.carry_through(VecDeque::from([event]));
+        let untold = self.put_back_units();
+        self.carry_through(untold.into_iter().map(|text| Event::Found(FindingKind::Systemd(text))).collect());
+    }
+
+    /// Units that no owner needs otherwise than they were are as they were.
+    fn put_back_units(&mut self) -> Vec<String> {
+        let state = &self.state;
+        let held =
+            |unit: &UnitName| state.assignments.sets().any(|(o, _)| UnitName::of(o).as_ref() == Some(unit));
+        match &mut self.kernel.systemd {
+            Some(systemd) => systemd.undo(|unit, path| state.governs(path) || held(unit)),
+            None => Vec::new(),
+        }
+    }
+
+    fn carry_through(&mut self, mut events: VecDeque<Event>) {
         while let Some(event) = events.pop_front() {
             let now = match procfs::now() {
                 Ok(now) => now,
@@ -257,7 +274,10 @@ impl Engine {
                 for planned in &steps {
                     tracing::debug!("{:?}: {}", planned.phase, planned.step.shell(&mount));
                 }
-                Some(Event::Applied(executor::execute(&mut self.kernel, steps)))
+                let applied = executor::execute(&mut self.kernel, steps);
+                let untold = self.kernel.untold();
+                results.extend(untold.into_iter().map(|text| Event::Found(FindingKind::Systemd(text))));
+                Some(Event::Applied(applied))
             }
             Effect::Configure(watched) => {
                 // Other owners: other writes are of interest.

@@ -23,5 +23,6 @@ pub mod run;
 pub mod start;
 pub mod store;
 pub mod sysfs;
+pub mod systemd;
 pub mod watch;
 pub mod writers;

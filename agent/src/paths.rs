@@ -15,6 +15,8 @@ pub struct Paths {
     pub state: PathBuf,
     /// `TRUEPIN_CGROUP_ROOT`: a cgroup2 mount or a copied tree; by default the mount is looked for.
     pub cgroup_root: Option<PathBuf>,
+    /// `/run/systemd`, `TRUEPIN_SYSTEMD`: set, it is asked whatever the cgroup root is.
+    pub systemd: Option<PathBuf>,
     /// `/`, `TRUEPIN_SYSFS_ROOT`: the directory that holds `sys/devices/system`.
     pub sysfs: PathBuf,
 }
@@ -34,6 +36,7 @@ impl Paths {
             config: config.unwrap_or_else(|| "/etc/truepin/config.toml".into()),
             state: set("TRUEPIN_STATE").unwrap_or_else(|| "/var/lib/truepin/checkpoint.json".into()),
             cgroup_root: set("TRUEPIN_CGROUP_ROOT"),
+            systemd: set("TRUEPIN_SYSTEMD"),
             sysfs: set("TRUEPIN_SYSFS_ROOT").unwrap_or_else(|| "/".into()),
         }
     }

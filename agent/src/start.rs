@@ -21,6 +21,7 @@ use crate::{
     procfs::{self, ProcError},
     store::{Store, StoreError, chain},
     sysfs::{self, OnlineCpus, SysfsError},
+    systemd::{Journal, Places, Systemd},
     watch::Watch,
     writers::{Means, Writers},
 };
@@ -180,10 +181,14 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
     let online = OnlineCpus::new(&paths.sysfs, topology.online().clone());
     let mut kernel = CgroupFs::new(mount.clone(), online.clone());
     let slice: CgroupPath = SLICE.parse()?;
+    let boot_id = procfs::boot_id()?;
     // The record's lock belongs to the record; two agents with different records on one host would fight all the same.
     let host = if audit { None } else { Some(host_lock(&mount.root)?) };
     let mut findings = Vec::new();
     let (store, record) = if audit { (None, None) } else { open(paths, &mut findings)? };
+    if !audit {
+        kernel.systemd = systemd(paths, &mount, &boot_id, &mut findings);
+    }
     let (exclusive, partition) = if audit { (false, false) } else { probe_partitions(&mut kernel, &slice)? };
     let faults = Faults::ordered().unwrap_or_else(|error| {
         notes.push(error.to_string());
@@ -227,7 +232,6 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
              a list names them"
         ));
     }
-    let boot_id = procfs::boot_id()?;
     if let Some(record) = &record {
         findings.extend(moved(record, &boot_id, &topology));
     }
@@ -263,6 +267,31 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
         about: About { numa: config.numa, sysfs: paths.sysfs.clone(), started_ns, unmet: Vec::new() },
         notes,
     })
+}
+
+/// The owner of units' cgroups, where systemd is the init. The journal is beside the record, whose lock is held.
+fn systemd(paths: &Paths, mount: &Mount, boot_id: &str, findings: &mut Vec<FindingKind>) -> Option<Systemd> {
+    let places = match &paths.systemd {
+        Some(run) => Places {
+            private: run.join("private"),
+            bus: run.join("bus"),
+            controls: run.join("system.control"),
+        },
+        None if Systemd::is_init() && !mount.copied && mount.root == Path::new("/sys/fs/cgroup") => {
+            Places::default()
+        }
+        None => return None,
+    };
+    match Journal::open(&paths.state.with_file_name("systemd.json"), boot_id) {
+        Ok(journal) => Some(Systemd::new(places, journal)),
+        Err(error) => {
+            findings.push(FindingKind::Systemd(format!(
+                "units' cgroups are written directly, which lasts until systemd writes them: {}; move the file away",
+                chain(&error)
+            )));
+            None
+        }
+    }
 }
 
 /// Of the running kernel only: a recorded machine's CPUs do not go and come.

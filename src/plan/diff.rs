@@ -56,6 +56,8 @@ pub fn diff(desired: &Desired, observed: &Observed) -> Plan {
     d.enter();
     d.settle(&by_path, stale_first);
     let mut plan = d.plan;
+    let needed = by_path.iter().filter(|(_, t)| !t.governed.is_empty());
+    plan.governed = needed.map(|(path, _)| path.clone()).collect();
     plan.steps.sort_by_key(rank);
     plan
 }
@@ -177,7 +179,9 @@ impl Diff<'_> {
             if known.is_some_and(|f| f.files.contains_key(file)) {
                 continue;
             }
+            let before = self.observed.before.get(path).and_then(|files| files.get(file));
             let value = match file {
+                _ if before.is_some() => before.cloned(),
                 CpusetFile::Cpus => Some(files.cpus.to_string()),
                 CpusetFile::Exclusive => files.exclusive.as_ref().map(ToString::to_string),
                 // An invalid state cannot be written back; the kind can.

@@ -327,6 +327,8 @@ pub struct Plan {
     pub settled: Vec<CgroupPath>,
     /// What steps cannot mend.
     pub problems: Vec<Problem>,
+    /// Cgroups whose files owners need as they are to be; all others are as they were, or on their way.
+    pub governed: BTreeSet<CgroupPath>,
 }
 
 impl Plan {

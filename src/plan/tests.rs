@@ -170,7 +170,11 @@ fn a_member_takes_its_cpus_out_of_every_pool_cgroup() {
         });
         first.files.insert(u.file, u.value);
     }
-    assert_eq!(diff(&d, &observed), Plan::default());
+    let governed = ["a", "b", "b/c", "b/d"].map(p).into();
+    assert_eq!(diff(&d, &observed), Plan { governed, ..Plan::default() });
+    // Without an owner nobody needs anything of it.
+    let free = Desired { owners: BTreeMap::new(), pool_written: false, ..d };
+    assert!(diff(&free, &observed).governed.is_empty());
 }
 
 #[test]

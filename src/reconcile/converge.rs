@@ -159,6 +159,7 @@ impl Turn<'_> {
         for path in &plan.settled {
             self.s.first.remove(path);
         }
+        self.s.governed = mem::take(&mut plan.governed);
         self.record(&mut plan);
         if !self.s.is_covered() {
             return self.save();

@@ -204,6 +204,8 @@ pub enum FindingKind {
     Rival(String),
     /// A container runtime that was asked did not answer, or not as it should.
     Runtime(String),
+    /// systemd did not do what it was asked, and what was done instead.
+    Systemd(String),
     /// Said by the agent itself.
     Note(String),
 }
@@ -238,6 +240,7 @@ impl FindingKind {
             Self::Record(_) => "record",
             Self::Rival(_) => "rival",
             Self::Runtime(_) => "runtime",
+            Self::Systemd(_) => "systemd",
             Self::Note(_) => "note",
         }
     }
@@ -350,9 +353,11 @@ impl fmt::Display for FindingKind {
             Self::Probe(what) => write!(f, "kernel evidence: {what}"),
             Self::NotAdmitted { owner, error } => write!(f, "{owner} was not admitted: {error}"),
             Self::Violated { owner, reason } => write!(f, "{owner}: violated: {reason}"),
-            Self::Record(text) | Self::Rival(text) | Self::Runtime(text) | Self::Note(text) => {
-                f.write_str(text)
-            }
+            Self::Record(text)
+            | Self::Rival(text)
+            | Self::Runtime(text)
+            | Self::Systemd(text)
+            | Self::Note(text) => f.write_str(text),
         }
     }
 }

@@ -309,6 +309,8 @@ pub struct State {
     lasting: (BTreeSet<SetFinding>, bool),
     /// The slice, a partition for those below it, has not its CPUs or not for itself.
     slice_leaks: bool,
+    /// Of the last plan.
+    governed: BTreeSet<CgroupPath>,
     /// Partitions are local, and cannot be had at present: see [`State::in_force`].
     demoted: bool,
     /// See [`step::Turn::unserved`].
@@ -416,6 +418,7 @@ impl State {
             wrong: Vec::new(),
             lasting: (BTreeSet::new(), false),
             slice_leaks: false,
+            governed: BTreeSet::new(),
             demoted: false,
             unserved: BTreeSet::new(),
             mends: Mends::default(),
@@ -482,6 +485,13 @@ impl State {
     pub fn in_force(&self, a: &Assignment) -> Mode {
         let local = a.mode == Mode::Partition && a.cgroup.is_within(&self.settings.slice);
         if self.demoted && local { Mode::Member } else { a.mode }
+    }
+
+    /// Whether some owner needs the files of this cgroup to be other than they were, or may: while kernel and table differ
+    /// nothing is known.
+    #[must_use]
+    pub fn governs(&self, path: &CgroupPath) -> bool {
+        !self.settled || self.governed.contains(path)
     }
 
     /// Whether kernel and table agreed when last looked; if not, the next tick should look again.

@@ -110,10 +110,21 @@ impl Machine {
         (out.status.code().unwrap(), document)
     }
 
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap()
+    }
+
     pub(crate) fn agent(&self, config: &str) -> Agent {
+        self.agent_with(config, &[])
+    }
+
+    /// With more of its places than usual; paths are relative to the machine.
+    pub(crate) fn agent_with(&self, config: &str, places: &[(&str, &str)]) -> Agent {
         fs::write(self.path("config.toml"), config).unwrap();
         let log = fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
-        let mut child = self.command(&["agent"]).stdin(Stdio::null()).stderr(log).spawn().unwrap();
+        let mut command = self.command(&["agent"]);
+        command.envs(places.iter().map(|(name, path)| (name, self.path(path))));
+        let mut child = command.stdin(Stdio::null()).stderr(log).spawn().unwrap();
         wait("the agent's answer", || {
             let ended = child.try_wait().unwrap();
             assert!(ended.is_none(), "{ended:?}: {}", fs::read_to_string(self.path("log")).unwrap());

@@ -152,7 +152,7 @@ impl Kernel for FakeKernel {
             .into_iter()
             .map(|i| (self.groups[i].path.clone(), self.observe_one(i)))
             .collect();
-        Ok(Observed { cgroups, online: self.active.clone(), copied: false })
+        Ok(Observed { cgroups, online: self.active.clone(), ..Observed::default() })
     }
 
     fn apply(&mut self, step: &Step) -> Result<(), KernelError> {
