@@ -49,8 +49,8 @@ lint: ## rustfmt, clippy, licences and sources of dependencies, traces of the bu
 build: ## the static binaries that the tests use
 	@tests/build
 
-install: ## binary, unit and configuration below PREFIX (/usr/local), SYSCONFDIR (/etc) and DESTDIR
-	@built=$$(tests/build dist) && echo "install $(sbindir)/truepin" && install -D -m 755 "$$built/truepin" $(sbindir)/truepin
+install: ## binary, unit and configuration below PREFIX (/usr/local), SYSCONFDIR (/etc) and DESTDIR; BUILT=folder of a binary that was built elsewhere
+	@built=$${BUILT:-$$(tests/build dist)} && [ -n "$$built" ] && echo "install $(sbindir)/truepin" && install -D -m 755 "$$built/truepin" $(sbindir)/truepin
 	install -d $(unitdir) $(confdir)
 	sed 's|/usr/local/sbin/truepin|$(PREFIX)/sbin/truepin|g' deploy/truepin.service >$(unitdir)/truepin.service.new
 	mv $(unitdir)/truepin.service.new $(unitdir)/truepin.service
@@ -59,7 +59,13 @@ install: ## binary, unit and configuration below PREFIX (/usr/local), SYSCONFDIR
 		install -m 644 deploy/config.toml $(confdir)/config.toml; fi
 	@[ -n "$(DESTDIR)" ] || ! [ -d /run/systemd/system ] || systemctl daemon-reload
 
-uninstall: ## what install put in place; an edited configuration and all state stay
+# A unit that runs is asked to put back what was written; a stopped one is started for it. Nothing is removed before that.
+uninstall: ## every cpuset file as it was found, then what install put in place; an edited configuration and the record stay
+	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ] && [ -e $(unitdir)/truepin.service ]; then \
+		echo "systemctl start truepin.service; truepin release --all; systemctl disable --now truepin.service"; \
+		systemctl start truepin.service && $(sbindir)/truepin release --all && \
+		systemctl disable --now truepin.service; \
+	fi
 	rm -f $(sbindir)/truepin $(unitdir)/truepin.service
 	@if ! [ -e $(confdir)/config.toml ]; then :; \
 	elif cmp -s deploy/config.toml $(confdir)/config.toml; then \

@@ -17,6 +17,7 @@ pub mod hotplug;
 pub mod kubelet;
 pub mod lock;
 pub mod machine;
+pub mod notify;
 pub mod paths;
 pub mod procfs;
 pub mod run;

@@ -11,6 +11,7 @@ use crate::{
     engine::{Engine, Gathered, now_ns},
     hotplug::Hotplug,
     kubelet::Lookout,
+    notify::Notify,
     start::{Declared, Prepared},
     store::chain,
 };
@@ -94,6 +95,8 @@ pub struct Agent {
     _host: Option<Flock<File>>,
     about: About,
     lookout: Option<Lookout>,
+    /// Of a service alone: what `truepin run` embeds speaks for nobody.
+    pub notify: Notify,
     declared: Vec<Declared>,
     adopt: Vec<(Owner, CpuSet)>,
     inbox: mpsc::Receiver<Command>,
@@ -137,6 +140,7 @@ impl Agent {
             _host: prepared.host,
             about: prepared.about,
             lookout: prepared.lookout,
+            notify: Notify::default(),
             declared: prepared.declared,
             adopt: prepared.adopt,
             inbox,
@@ -163,12 +167,17 @@ impl Agent {
         }
         self.declare();
         self.next_tick_ns = now_ns().saturating_add(self.tick_ns);
+        // Every event above was taken to its end: what could be made as it should be is.
+        self.notify.say(&format!("READY=1\n{}", self.status_line()));
         loop {
+            self.notify.alive(now_ns());
             self.wait();
             let mut pods = Vec::new();
             loop {
                 match self.inbox.try_recv() {
-                    Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => return,
+                    Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => {
+                        return self.notify.say("STOPPING=1\nSTATUS=stopping; every pin stays");
+                    }
                     // Pods that came together share a save.
                     Ok(Command::Call(Call::AdmitPod(pod), reply)) => pods.push((*pod, reply)),
                     Ok(command) => {
@@ -219,6 +228,7 @@ impl Agent {
             self.engine.state.next_deadline(),
             self.waiting.iter().map(|w| w.due_ns).min(),
             self.attach_at_ns,
+            self.notify.due_ns(),
             self.engine.cri().and_then(Cri::due_ns),
             coalescing.then_some(self.quiet_until_ns),
             (now < self.ring_quiet.until_ns).then_some(self.ring_quiet.until_ns),
@@ -337,7 +347,17 @@ impl Agent {
             }
             self.engine.tick();
             self.declare();
+            self.notify.say(&self.status_line());
         }
+    }
+
+    /// For `systemctl status`.
+    fn status_line(&self) -> String {
+        let (state, waiting) = (&self.engine.state, self.about.unmet.len());
+        let held = state.assignments.owners.len();
+        let settled = if state.is_settled() { "all as wanted" } else { "not all as wanted: truepin status" };
+        let waiting = if waiting == 0 { String::new() } else { format!(", {waiting} declared without CPUs") };
+        format!("STATUS={held} owners, {settled}{waiting}")
     }
 
     /// What another manager has given out, before anybody else gets CPUs; false when it could not be had. Its containers were just found in the tree.

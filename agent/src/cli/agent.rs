@@ -7,6 +7,7 @@ use crate::{
     containers,
     fault::Faults,
     kubelet,
+    notify::Notify,
     paths::Paths,
     run::{Agent, Command, Mailbox},
     start,
@@ -62,8 +63,9 @@ pub(super) fn agent(args: &AgentArgs, paths: &Paths) -> Result<u8, Failure> {
         let _inside = runtime.enter();
         server::bind(&paths.socket).map_err(|e| Failure::new(3, &e, None))?
     };
-    let (agent, mailbox) =
+    let (mut agent, mailbox) =
         Agent::new(prepared, config.tick).map_err(|e| Failure::from(io::Error::from(e)))?;
+    agent.notify = Notify::from_env().map_err(|e| Failure::new(2, &e, None))?;
     let (alive, ended) = tokio::sync::oneshot::channel::<()>();
     let loop_thread = thread::Builder::new().name("truepin-loop".into()).spawn(move || {
         let _alive = alive; // dropped with the loop, however it ends

@@ -26,7 +26,7 @@ use nix::{
 use std::fs;
 
 /// Results; the first port is the kernel's console.
-const PORT: &str = "/dev/ttyS1";
+pub(super) const PORT: &str = "/dev/ttyS1";
 
 /// What is mounted, in this order: type, where, options.
 const MOUNTS: [(&str, &str, &str); 10] = [
@@ -112,5 +112,5 @@ fn prepare_and_run(report: &Report) -> anyhow::Result<Count> {
     let only = machine::argument("truepin.only")?.unwrap_or_default();
     let colour = machine::argument("truepin.colour")?.is_some_and(|c| c == "1");
     let guest = Guest::new(report.clone(), machine_name, colour);
-    Ok(run_suite(suite, &only, guest, Around::machine()?))
+    Ok(run_suite(suite, &only, 1, guest, Around::machine()?))
 }

@@ -47,6 +47,7 @@ pub mod cgroup;
 pub mod clean;
 pub mod command;
 pub mod facts;
+pub mod host;
 pub mod init;
 pub mod kmsg;
 pub mod machine;

@@ -37,6 +37,12 @@ impl Scenario {
         Self { name, run, limit: secs(60), allowed: &[] }
     }
 
+    /// Its name.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// Another limit, in seconds.
     #[must_use]
     pub const fn limit(self, seconds: u64) -> Self {
@@ -142,9 +148,9 @@ enum End {
 }
 
 /// Runs a suite's scenarios whose name contains `only` (all if empty; `_` there stands for a space, which a kernel
-/// command line cannot hold).
+/// command line cannot hold), counted from `first` on.
 #[must_use]
-pub fn run_suite(suite: &Suite, only: &str, guest: Guest, mut around: Around) -> Count {
+pub fn run_suite(suite: &Suite, only: &str, first: usize, guest: Guest, mut around: Around) -> Count {
     let report = guest.report.clone();
     let mut count = Count::default();
     let booted = judge(End::Passed, &[], &report, &mut around);
@@ -155,7 +161,7 @@ pub fn run_suite(suite: &Suite, only: &str, guest: Guest, mut around: Around) ->
     let mut guest = Some(guest);
     let wanted = suite.scenarios.iter().filter(|s| s.name.replace(' ', "_").contains(only));
     for (n, scenario) in wanted.enumerate() {
-        let n = n + 1;
+        let n = first + n;
         let start = Instant::now();
         let end = match guest.take() {
             None => End::Failed("not run: an earlier scenario hangs".into()),
@@ -261,7 +267,7 @@ mod tests {
         let report = Report::new(Box::new(sink.clone()), Style::Tap);
         let guest = Guest::new(report, "standard".into(), false);
         let suite = Suite { name: "t", about: "", style: Style::Tap, scenarios };
-        let count = run_suite(&suite, only, guest, around);
+        let count = run_suite(&suite, only, 1, guest, around);
         (count, sink.text())
     }
 

@@ -13,6 +13,7 @@ pub mod life;
 pub mod lockstep;
 pub mod odd;
 pub mod powercut;
+pub mod service;
 pub mod smoke;
 pub mod writers;
 
@@ -30,6 +31,7 @@ pub const ALL: &[&Suite] = &[
     &demo::SUITE,
     &lockstep::SUITE,
     &powercut::SUITE,
+    &service::SUITE,
 ];
 
 /// The suite of this name.
