@@ -11,6 +11,7 @@
 //! A *copied tree* outside cgroup2 is accepted only where it was set explicitly; derived files do not follow there.
 
 use crate::{
+    procfs,
     store::chain,
     sysfs::OnlineCpus,
     systemd::{self, Systemd, Taken},
@@ -19,12 +20,15 @@ use cgroups_rs::{
     CgroupPid,
     fs::{Cgroup, hierarchies},
 };
-use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
+use nix::{
+    fcntl::OFlag,
+    sys::statfs::{CGROUP2_SUPER_MAGIC, statfs},
+};
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, OpenOptions},
     io::{self, Read, Write},
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     str::FromStr,
 };
@@ -35,6 +39,7 @@ use truepin::{
 };
 
 const ENOENT: i32 = 2;
+const ESRCH: i32 = 3;
 const ENODEV: i32 = 19;
 const EOPNOTSUPP: i32 = 95;
 
@@ -110,6 +115,8 @@ pub struct CgroupFs {
     untold: Vec<String>,
     /// Told before: the same files, not written by systemd yet.
     told: BTreeSet<(CgroupPath, CpusetFile)>,
+    /// Processes that are to enter a cgroup, by pid, and when they started: a pid that ends is given out again.
+    entering: BTreeMap<u32, u64>,
 }
 
 /// What a read gives.
@@ -123,7 +130,8 @@ impl CgroupFs {
     #[must_use]
     pub fn new(mount: Mount, online: OnlineCpus) -> Self {
         let literal = !mount.copied && mount.root == Path::new("/sys/fs/cgroup");
-        Self { mount, online, literal, systemd: None, untold: Vec::new(), told: BTreeSet::new() }
+        let entering = BTreeMap::new();
+        Self { mount, online, literal, systemd: None, untold: Vec::new(), told: BTreeSet::new(), entering }
     }
 
     /// Where it is mounted.
@@ -195,6 +203,9 @@ impl CgroupFs {
     /// `None` when the cgroup is gone.
     fn observe_one(&self, path: &CgroupPath) -> Result<Option<CgroupObserved>, KernelError> {
         let dir = self.dir(path);
+        if self.mount.copied && self.is_linked(path) {
+            return Ok(None);
+        }
         let id = match fs::metadata(&dir) {
             Ok(m) => CgroupId(m.ino()),
             Err(e) if is_gone(&e) => return Ok(None),
@@ -212,6 +223,15 @@ impl CgroupFs {
         let Some(has_processes) = has_line(&dir, kind)? else { return Ok(None) };
         let Found::Here(cpuset) = observe_cpuset(path, &dir)? else { return Ok(None) };
         Ok(Some(CgroupObserved { id, cpuset, enables_cpuset, populated, has_processes, kind }))
+    }
+
+    /// Whether a part of the path is a symbolic link: cgroup2 has none, and through one of a copied tree files elsewhere
+    /// would be written.
+    fn is_linked(&self, path: &CgroupPath) -> bool {
+        let mut above = path.ancestors();
+        above.push(path.clone());
+        let parts = above.iter().filter(|p| !p.is_root());
+        parts.map(|p| self.dir(p)).any(|dir| fs::symlink_metadata(dir).is_ok_and(|m| m.is_symlink()))
     }
 
     fn read_online(&self) -> Result<CpuSet, KernelError> {
@@ -317,7 +337,27 @@ impl CgroupFs {
         removed.map_err(|e| failed("rmdir", &dir, None, &e))
     }
 
+    /// The file takes a number, so a pid that is given out again within this call is found out only afterwards.
     fn enter(&self, path: &CgroupPath, pid: u32) -> Result<(), KernelError> {
+        self.is_meant(path, pid)?;
+        self.put(path, pid)?;
+        self.is_meant(path, pid)
+    }
+
+    fn is_meant(&self, path: &CgroupPath, pid: u32) -> Result<(), KernelError> {
+        match self.entering.get(&pid) {
+            Some(started) if procfs::started(pid) != Some(*started) => Err(KernelError {
+                operation: "write",
+                target: self.dir(path).join("cgroup.procs").display().to_string(),
+                value: Some(pid.to_string()),
+                errno: Some(ESRCH),
+                cause: "the process that was named has ended".into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn put(&self, path: &CgroupPath, pid: u32) -> Result<(), KernelError> {
         let file = self.dir(path).join("cgroup.procs");
         if !self.literal {
             return write(&file, &pid.to_string());
@@ -457,7 +497,9 @@ fn through_crate(
 fn write(path: &Path, value: &str) -> Result<(), KernelError> {
     let refuse = |e: &io::Error| failed("write", path, Some(value), e);
     // Truncation only means something on a copied tree; cgroup files ignore it.
-    let mut file = OpenOptions::new().write(true).truncate(true).open(path).map_err(|e| refuse(&e))?;
+    let mut options = OpenOptions::new();
+    options.write(true).truncate(true).custom_flags(OFlag::O_NOFOLLOW.bits());
+    let mut file = options.open(path).map_err(|e| refuse(&e))?;
     let written = file.write(value.as_bytes()).map_err(|e| refuse(&e))?;
     if written == value.len() {
         Ok(())

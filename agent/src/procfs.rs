@@ -249,6 +249,30 @@ pub fn who(pid: u32) -> (Option<String>, Option<CgroupPath>) {
     (comm, cgroup)
 }
 
+/// A field of `/proc/PID/stat` by its number in proc(5), of those after the name; `None` when the process is gone.
+fn stat_field(pid: u32, number: usize) -> Option<u64> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    // The name is in parentheses and may hold anything, parentheses too.
+    let rest = stat.get(stat.rfind(')')? + 1..)?;
+    rest.split_ascii_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
+}
+
+/// When a process started, in clock ticks since boot: with its pid what tells it from a later one of the same number.
+#[must_use]
+pub fn started(pid: u32) -> Option<u64> {
+    stat_field(pid, 22)
+}
+
+/// Whether a process is `ancestor` or descends from it, as far as their parents still live.
+#[must_use]
+pub fn descends(pid: u32, ancestor: u32) -> bool {
+    // Deeper trees exist; nobody starts a command from so far above.
+    const FAR: usize = 64;
+    let parent = |pid: &u32| stat_field(*pid, 4).and_then(|p| u32::try_from(p).ok());
+    std::iter::successors(Some(pid), parent).take_while(|p| *p != 0).take(FAR).any(|p| p == ancestor)
+}
+
 /// Resident memory in bytes and CPU time in nanoseconds of this process.
 pub fn own_cost() -> Result<(u64, u64), ProcError> {
     let path = Path::new("/proc/self/status");
@@ -271,6 +295,16 @@ mod tests {
         assert_eq!(task(u32::MAX / 2).unwrap(), None);
         let (comm, cgroup) = who(std::process::id());
         assert!(comm.is_some_and(|c| !c.is_empty()) && cgroup.is_some());
+    }
+
+    #[test]
+    fn a_process_its_parent_and_a_stranger() {
+        let me = std::process::id();
+        let parent = std::os::unix::process::parent_id();
+        assert!(descends(me, me) && descends(me, parent) && descends(me, 1) && !descends(parent, me));
+        assert!(!descends(u32::MAX / 2, me) && !descends(1, me) && !descends(0, me));
+        assert!(started(me) >= started(parent) && started(parent).is_some());
+        assert_eq!(started(u32::MAX / 2), None);
     }
 
     #[test]

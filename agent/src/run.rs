@@ -39,7 +39,7 @@ use truepin::{
 /// Reports within this time of the last are taken together.
 const COALESCE_NS: u64 = 1_000_000;
 /// Open windows hold a sample each, and whoever may read may ask.
-const MAX_WAITING: usize = 64;
+pub(crate) const MAX_WAITING: usize = 64;
 /// An hour.
 pub const MAX_WINDOW_MS: u64 = 3_600_000;
 

@@ -7,10 +7,14 @@
 //! Invariant: whatever is lost at a power cut, the last acknowledged record or a later one is found.
 
 use crate::lock::{self, LockError};
-use nix::{errno::Errno, fcntl::Flock};
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, OFlag},
+};
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 use truepin::checkpoint::{
@@ -89,8 +93,9 @@ impl Store {
         let dir = parent(path);
         make_dir(dir)?;
         let lock_path = dir.join("lock");
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&lock_path);
-        let file = file.map_err(io_error("open", &lock_path))?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).custom_flags(OFlag::O_NOFOLLOW.bits());
+        let file = options.open(&lock_path).map_err(io_error("open", &lock_path))?;
         let mut lock = lock::exclusive(file, &lock_path)?;
         let text = format!("{}\n", std::process::id());
         lock.set_len(0)
@@ -189,7 +194,10 @@ impl Store {
                 DiskOp::MakeQuarantine => make_dir(&self.dir(Dir::Quarantine))?,
                 DiskOp::Write(place, bytes) => {
                     let path = self.file(place);
-                    let mut file = File::create(&path).map_err(io_error("create", &path))?;
+                    // Never through a link that somebody left at the name of the new file.
+                    let mut options = OpenOptions::new();
+                    options.write(true).create(true).truncate(true).custom_flags(OFlag::O_NOFOLLOW.bits());
+                    let mut file = options.open(&path).map_err(io_error("create", &path))?;
                     file.write_all(&bytes).map_err(io_error("write", &path))?;
                     written = Some((place, file));
                 }

@@ -53,9 +53,12 @@ pub struct Admission {
     /// An existing cgroup; else truepin makes one.
     #[serde(default)]
     pub cgroup: Option<CgroupPath>,
-    /// A process to put there.
+    /// A process to put there: the caller, or one that descends from it.
     #[serde(default)]
     pub pid: Option<u32>,
+    /// Who asks, by the kernel's word and in the agent's pid namespace; `None` for the agent's own process.
+    #[serde(skip)]
+    pub caller: Option<u32>,
 }
 
 /// What can be asked.
@@ -429,8 +432,23 @@ fn admit(engine: &mut Engine, about: &About, a: Admission) -> Outcome {
     };
     let home = a.cgroup.map_or(Home::New, Home::Existing);
     let pid = a.pid;
+    if let Some(pid) = pid {
+        // In another pid namespace the same number is another process, which nobody asked to move.
+        let mine = a.caller.is_none_or(|caller| procfs::descends(pid, caller));
+        let Some(started) = procfs::started(pid).filter(|_| mine) else {
+            let caller = a.caller.unwrap_or_default();
+            let what = format!("pid {pid} is no process of the caller's, which is pid {caller}");
+            let hint = Some("only the caller itself or what it started can be put into a cgroup");
+            return Err(problem(422, "usage", what, hint));
+        };
+        engine.kernel.means(pid, started);
+    }
     let event = |ticket| Event::Admit { ticket, request, exactly: None, home, pid };
-    match engine.ask(event) {
+    let answer = engine.ask(event);
+    if let Some(pid) = pid {
+        engine.kernel.meant(pid);
+    }
+    match answer {
         Answer::Assigned(owner, assignment) => {
             let nodes = engine.state.nodes_of(&assignment.cpus);
             json(&OwnerDoc::new(&owner, &assignment, nodes, None))

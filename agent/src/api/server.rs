@@ -1,36 +1,44 @@
 //! HTTP over the Unix socket.
 //!
 //! Peer credentials decide (`SO_PEERCRED`): root writes; whoever the socket's mode lets connect (group `truepin`)
-//! reads. Bodies are bounded to 1 MiB, the sets of some thousand containers. The runtime here never touches the kernel or the disk: it hands calls to the
-//! engine's thread and waits.
+//! reads. What a connection may cost is bounded in [`super::connections`]. Of readers' questions a few at a time are
+//! handed on, so that root's never wait behind more than these. The runtime here never touches the kernel or the disk: it
+//! hands calls to the engine's thread and waits.
 
 use super::{
-    calls::{Call, Outcome, problem},
+    calls::{Admission, Call, Outcome, problem},
+    connections::{self, Peer},
     documents::ProblemDoc,
 };
 use crate::run::{Command, Mailbox};
 use axum::{
     Router,
     body::Bytes,
-    extract::{ConnectInfo, DefaultBodyLimit, Path as UrlPath, Query, State, connect_info::Connected},
+    extract::{ConnectInfo, Path as UrlPath, Query, State},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
     routing::{delete, get, post},
-    serve::IncomingStream,
 };
-use nix::unistd::{Gid, chown};
+use nix::{
+    sys::stat::{Mode, umask},
+    unistd::{Gid, chown},
+};
 use serde::{Deserialize, de::DeserializeOwned};
 use std::{
     fs, io,
     os::unix::fs::{FileTypeExt, PermissionsExt},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 use tokio::{
     net::{UnixListener, UnixStream},
-    sync::oneshot,
+    sync::{Semaphore, oneshot},
 };
 
-const BODY_LIMIT: usize = 1024 * 1024;
+/// Questions of readers that the engine has at a time; one that looks at everything takes it milliseconds.
+const READERS_CALLS: usize = 4;
+/// Of the windows that may be open at a time, those of readers.
+const READERS_WINDOWS: usize = crate::run::MAX_WAITING / 2;
 /// The group that may read.
 const GROUP: &str = "truepin";
 /// Where groups are.
@@ -63,18 +71,6 @@ pub enum ServerError {
     },
 }
 
-/// Who is at the other end.
-#[derive(Debug, Clone, Copy)]
-struct Peer {
-    uid: Option<u32>,
-}
-
-impl Connected<IncomingStream<'_, UnixListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
-        Self { uid: stream.io().peer_cred().ok().map(|c| c.uid()) }
-    }
-}
-
 /// Binds the socket, for root and the group `truepin` where there is one. A left-over socket is replaced; a live one
 /// is refused.
 pub fn bind(path: &Path) -> Result<UnixListener, ServerError> {
@@ -93,7 +89,11 @@ pub fn bind(path: &Path) -> Result<UnixListener, ServerError> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         Err(e) => return Err(io("look at")(e)),
     }
-    let listener = UnixListener::bind(path).map_err(io("bind"))?;
+    // Nobody else connects in the moment before the mode is set; no other thread makes files yet.
+    let mask = umask(Mode::from_bits_truncate(0o177));
+    let bound = UnixListener::bind(path);
+    umask(mask);
+    let listener = bound.map_err(io("bind"))?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o660)).map_err(io("set the mode of"))?;
     // Without the group, root alone can connect.
     let groups = match fs::read_to_string(GROUPS) {
@@ -115,10 +115,22 @@ fn group_id(groups: &str, name: &str) -> Option<u32> {
     })
 }
 
-/// Serves until the process ends.
+/// What handlers share.
+#[derive(Debug, Clone)]
+struct Desk {
+    mailbox: Mailbox,
+    calls: Arc<Semaphore>,
+    windows: Arc<Semaphore>,
+}
+
+/// Serves until the process ends. Runs in a [`tokio::task::LocalSet`].
 pub async fn serve(listener: UnixListener, mailbox: Mailbox) -> io::Result<()> {
-    let owners =
-        get(|peer, state| call(peer, state, Call::Owners)).post(|p, s, b| posted(p, s, b, Call::Admit));
+    let desk = Desk {
+        mailbox,
+        calls: Arc::new(Semaphore::new(READERS_CALLS)),
+        windows: Arc::new(Semaphore::new(READERS_WINDOWS)),
+    };
+    let owners = get(|peer, state| call(peer, state, Call::Owners)).post(admit);
     let router = Router::new()
         .route("/v1/status", get(|peer, state| call(peer, state, Call::Status)))
         .route("/v1/topology", get(|peer, state| call(peer, state, Call::Topology)))
@@ -133,27 +145,38 @@ pub async fn serve(listener: UnixListener, mailbox: Mailbox) -> io::Result<()> {
         .route("/v1/findings", get(|peer, state| call(peer, state, Call::Findings)))
         .route("/v1/findings/{id}", get(finding))
         .fallback(|| async { respond(Err(problem(404, "unknown", "no such resource".into(), None))) })
-        .layer(DefaultBodyLimit::max(BODY_LIMIT))
-        .with_state(mailbox);
-    axum::serve(listener, router.into_make_service_with_connect_info::<Peer>()).await
+        .with_state(desk);
+    connections::serve(listener, router).await
 }
 
 type From = ConnectInfo<Peer>;
 
-async fn call(ConnectInfo(peer): From, State(mailbox): State<Mailbox>, call: Call) -> Response {
-    if call.writes() && peer.uid != Some(0) {
+async fn call(ConnectInfo(peer): From, State(desk): State<Desk>, call: Call) -> Response {
+    if call.writes() && !peer.is_root() {
         let hint = Some("run it as root");
         return respond(Err(problem(403, "forbidden", "only root changes assignments".into(), hint)));
     }
     let (reply, answer) = oneshot::channel();
     let gone = || problem(503, "unavailable", "the agent is stopping".into(), None);
-    if mailbox.send(Command::Call(call, reply)).is_err() {
+    // Held until the answer is there, or the client is gone.
+    let _turn = if peer.is_root() {
+        None
+    } else if matches!(call, Call::Verdicts { for_ms: Some(_), .. }) {
+        let Ok(window) = desk.windows.try_acquire() else {
+            let what = format!("at most {READERS_WINDOWS} windows at a time for all who only read");
+            return respond(Err(problem(429, "too-much", what, None)));
+        };
+        Some(window)
+    } else {
+        desk.calls.acquire().await.ok()
+    };
+    if desk.mailbox.send(Command::Call(call, reply)).is_err() {
         return respond(Err(gone()));
     }
     respond(answer.await.unwrap_or_else(|_| Err(gone())))
 }
 
-fn respond(outcome: Outcome) -> Response {
+pub(super) fn respond(outcome: Outcome) -> Response {
     let (status, kind, body) = match outcome {
         Ok(document) => (200, "application/json", serde_json::to_vec(&document)),
         Err(problem) => {
@@ -174,7 +197,7 @@ fn usage(what: impl std::fmt::Display) -> Response {
 /// A call with a JSON body.
 async fn posted<T: DeserializeOwned>(
     peer: From,
-    state: State<Mailbox>,
+    state: State<Desk>,
     body: Bytes,
     make: fn(Box<T>) -> Call,
 ) -> Response {
@@ -184,21 +207,35 @@ async fn posted<T: DeserializeOwned>(
     }
 }
 
-async fn owner(peer: From, state: State<Mailbox>, UrlPath(owner): UrlPath<String>) -> Response {
+/// Whose process is named is for the kernel to say, not for the document.
+async fn admit(peer: From, state: State<Desk>, body: Bytes) -> Response {
+    match serde_json::from_slice::<Admission>(&body) {
+        Ok(admission) if admission.pid.is_some() && peer.0.pid.is_none() => {
+            usage("the caller is in a pid namespace that cannot be seen from here, so its pids say nothing")
+        }
+        Ok(admission) => {
+            let admission = Admission { caller: peer.0.pid, ..admission };
+            call(peer, state, Call::Admit(Box::new(admission))).await
+        }
+        Err(error) => usage(error),
+    }
+}
+
+async fn owner(peer: From, state: State<Desk>, UrlPath(owner): UrlPath<String>) -> Response {
     match owner.parse() {
         Ok(owner) => call(peer, state, Call::Owner(owner)).await,
         Err(error) => usage(error),
     }
 }
 
-async fn release(peer: From, state: State<Mailbox>, UrlPath(owner): UrlPath<String>) -> Response {
+async fn release(peer: From, state: State<Desk>, UrlPath(owner): UrlPath<String>) -> Response {
     match owner.parse() {
         Ok(owner) => call(peer, state, Call::Release(Some(owner))).await,
         Err(error) => usage(error),
     }
 }
 
-async fn finding(peer: From, state: State<Mailbox>, UrlPath(id): UrlPath<String>) -> Response {
+async fn finding(peer: From, state: State<Desk>, UrlPath(id): UrlPath<String>) -> Response {
     match id.parse() {
         Ok(id) => call(peer, state, Call::Finding(id)).await,
         Err(error) => usage(format!("{id:?} is not a finding's id: {error}")),
@@ -214,7 +251,7 @@ struct VerdictQuery {
 
 async fn verdicts(
     peer: From,
-    state: State<Mailbox>,
+    state: State<Desk>,
     query: Result<Query<VerdictQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Response {
     match query {

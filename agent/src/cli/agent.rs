@@ -72,7 +72,8 @@ pub(super) fn agent(args: &AgentArgs, paths: &Paths) -> Result<u8, Failure> {
         agent.run();
     })?;
     tracing::info!("listening on {}", paths.socket.display());
-    let served = runtime.block_on(async {
+    let local = tokio::task::LocalSet::new();
+    let served = local.block_on(&runtime, async {
         tokio::select! {
             served = server::serve(listener, mailbox.clone()) => served,
             ended = signals(&mailbox) => ended,

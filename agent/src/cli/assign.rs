@@ -54,6 +54,7 @@ pub(super) fn admission(owner: Owner, wanted: &Wanted) -> Admission {
         isolation: wanted.isolation(),
         cgroup: None,
         pid: None,
+        caller: None,
     }
 }
 
