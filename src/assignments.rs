@@ -16,7 +16,7 @@ use crate::{
     request::Isolation,
 };
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How an owner's exclusivity is enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -424,12 +424,15 @@ impl Assignments {
 }
 
 /// What a file of somebody else's cgroup held before truepin first wrote it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct FirstValue {
     /// The cgroup's id then: a recreated cgroup starts from nothing.
     pub id: CgroupId,
     /// The text of each file.
     pub files: BTreeMap<CpusetFile, String>,
+    /// Owners on whose CPUs its tasks were met, so that it is kept off them (since minor version 3).
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub fenced_for: BTreeSet<Owner>,
     /// Fields of newer minor versions of the record.
     #[serde(flatten)]
     pub extra: Extra,

@@ -13,7 +13,7 @@ use std::{
 use truepin::{
     CgroupPath, CpuSet, Owner,
     placement::{self, Scope, Strategy, kubelet::StaticOptions},
-    plan::Role,
+    plan::{OnIntrusion, Role},
     request::{AlignmentPolicy, Isolation},
 };
 
@@ -34,6 +34,8 @@ pub struct Config {
     pub numa: AlignmentPolicy,
     /// For requests that do not say.
     pub isolation: Isolation,
+    /// What is done about intruders.
+    pub on_intrusion: OnIntrusion,
     /// The safety net.
     pub tick: Duration,
     /// I8.
@@ -117,6 +119,8 @@ pub struct CgroupRule {
     pub owner: Option<Owner>,
     /// For the role owner: how many CPUs, or which.
     pub cpus: Option<Reserve>,
+    /// For the role owner: what is done about intruders there. For the role ignore: whether it may be fenced.
+    pub on_intrusion: Option<OnIntrusion>,
 }
 
 /// Why a configuration was refused.
@@ -185,7 +189,7 @@ const KNOWN: [(&str, &[&str]); 5] = [
     ("limits", &["repairs-per-minute"]),
     ("sources", &["bpf", "notify", "writers", "pods", "cri"]),
     ("budgets", &["unbound-kthread"]),
-    ("cgroup", &["path", "role", "owner", "cpus"]),
+    ("cgroup", &["path", "role", "owner", "cpus", "on-intrusion"]),
 ];
 
 const NOT_SERVED: [&str; 3] = ["unit", "api", "journal"];
@@ -217,7 +221,7 @@ struct File {
     numa: AlignmentPolicy,
     scope: ScopeWord,
     isolation: Isolation,
-    on_intrusion: Option<String>,
+    on_intrusion: OnIntrusion,
     tick: Option<String>,
     limits: Limits,
     sources: Sources,
@@ -287,14 +291,7 @@ impl Config {
         let table: toml::Table = text.parse().map_err(|e: toml::de::Error| content(e.to_string()))?;
         check_keys(&table, path)?;
         let file: File = toml::from_str(text).map_err(|e| content(e.to_string()))?;
-        let only = |key: &str, value: Option<&str>, served: &str| match value {
-            Some(v) if v != served => {
-                Err(ConfigError::NotServed { path: path.into(), key: format!("{key} = {v:?}") })
-            }
-            _ => Ok(()),
-        };
         let strategy = file.strategy().map_err(&content)?;
-        only("on-intrusion", file.on_intrusion.as_deref(), "report")?;
         let tick = file.tick.as_deref().unwrap_or("30s");
         let tick = humantime::parse_duration(tick).map_err(|e| content(format!("tick = {tick:?}: {e}")))?;
         if !(Duration::from_millis(100)..=Duration::from_hours(24)).contains(&tick) {
@@ -319,6 +316,10 @@ impl Config {
                 Role::Pool | Role::Ignore if rule.cpus.is_some() || rule.owner.is_some() => {
                     return Err(named("`owner` and `cpus` go with role = \"owner\""));
                 }
+                // What is written anyhow is in nobody's way; what may not be is not written for this either.
+                Role::Pool if rule.on_intrusion.is_some() => {
+                    return Err(named("`on-intrusion` goes with role = \"owner\" or \"ignore\""));
+                }
                 _ => {}
             }
         }
@@ -333,6 +334,7 @@ impl Config {
             },
             strategy,
             isolation: file.isolation,
+            on_intrusion: file.on_intrusion,
             tick,
             repairs_per_minute: file.limits.repairs_per_minute.unwrap_or(3),
             sources: file.sources,
@@ -426,6 +428,7 @@ mod tests {
         assert_eq!((c.mode, c.tick, c.repairs_per_minute), (RunMode::Enforce, Duration::from_secs(30), 3));
         assert_eq!((c.reserved, c.kthread_budget_ns_per_s), (Reserve::Count(1), 10_000_000));
         assert!(c.sources.bpf && c.sources.notify && c.sources.writers && c.cgroups.is_empty());
+        assert_eq!(c.on_intrusion, OnIntrusion::Report);
     }
 
     #[test]
@@ -439,7 +442,7 @@ mod tests {
             numa = "single-numa-node"
             scope = "container"
             isolation = "member"
-            on-intrusion = "report"
+            on-intrusion = "fence"
             tick = "10min"
             [limits]
             repairs-per-minute = 1000
@@ -453,9 +456,11 @@ mod tests {
             role = "owner"
             owner = "unit/db.service"
             cpus = "4-5"
+            on-intrusion = "report"
             [[cgroup]]
             path = "noise"
             role = "ignore"
+            on-intrusion = "fence"
             "#,
         )
         .unwrap();
@@ -477,6 +482,8 @@ mod tests {
         assert_eq!(c.kthread_budget_ns_per_s, 500_000);
         assert_eq!(c.cgroups[0].cpus, Some(Reserve::Cpus("4-5".parse().unwrap())));
         assert_eq!(c.cgroups[1].role, Role::Ignore);
+        let fences = (c.on_intrusion, c.cgroups[0].on_intrusion, c.cgroups[1].on_intrusion);
+        assert_eq!(fences, (OnIntrusion::Fence, Some(OnIntrusion::Report), Some(OnIntrusion::Fence)));
     }
 
     fn owners(a: &str, of_a: &str, b: &str, of_b: &str) -> String {
@@ -507,6 +514,11 @@ mod tests {
                 "sources.cri = unix:///run/c.sock: expected the path",
             ),
             ("tick = \"1\"", "tick = \"1\""),
+            ("on-intrusion = \"kill\"", "on-intrusion"),
+            (
+                "[[cgroup]]\npath = \"a\"\nrole = \"pool\"\non-intrusion = \"fence\"",
+                "`on-intrusion` goes with",
+            ),
             ("tick = \"1ms\"", "shorter than 100 ms"),
             ("mode = \"enforced\"", "enforced"),
             ("reserved = \"3-1\"", "reserved"),

@@ -290,6 +290,14 @@ impl Engine {
                 results.extend(self.heard_hotplug());
                 Some(Event::Collected(evidence))
             }
+            Effect::Locate(cgroups) => {
+                let path = |(id, pid): (CgroupId, u32)| {
+                    let path = self.writers.path(id).or_else(|| procfs::who(pid).1)?;
+                    Some((id, path))
+                };
+                let found = cgroups.into_iter().filter_map(path).collect();
+                Some(Event::Located { found, own: procfs::who(std::process::id()).1 })
+            }
             Effect::SweepTasks(owners) => Some(Event::Swept(self.sweep(owners))),
             Effect::Confine(cpus) => {
                 self.confine(&cpus);
@@ -457,7 +465,9 @@ fn log(finding: &Finding) {
     use FindingKind as K;
     let id = finding.id;
     match &finding.kind {
-        K::Note(_) | K::FightOver { .. } | K::Gone { .. } => tracing::info!(id, "{finding}"),
+        K::Note(_) | K::FightOver { .. } | K::FenceGone { .. } | K::Gone { .. } => {
+            tracing::info!(id, "{finding}")
+        }
         K::Broken(_) | K::NotDurable(_) | K::Stuck(_) | K::StepFailed(_) => tracing::error!(id, "{finding}"),
         _ => tracing::warn!(id, "{finding}"),
     }

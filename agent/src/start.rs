@@ -222,6 +222,12 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
             .filter(|c| c.role != Role::Owner)
             .map(|c| (c.path.clone(), c.role))
             .collect(),
+        on_intrusion: config.on_intrusion,
+        on_intrusion_at: config
+            .cgroups
+            .iter()
+            .filter_map(|c| Some((c.path.clone(), c.on_intrusion?)))
+            .collect(),
         kthread_budget_ns_per_s: config.kthread_budget_ns_per_s,
         tolerance: evidence::tolerance()?,
     };

@@ -43,7 +43,7 @@ const KIND: &str = "truepin.checkpoint/";
 pub const VERSION: u32 = 2;
 
 /// The minor version that this build writes, unless it keeps fields of a newer one.
-pub const MINOR: u32 = 2;
+pub const MINOR: u32 = 3;
 
 /// Fields that this build does not know, by name.
 pub type Extra = serde_json::Map<String, serde_json::Value>;

@@ -43,7 +43,7 @@ fn record() -> Checkpoint {
         ),
     ];
     let files = [(CpusetFile::Cpus, "0-7".to_owned()), (CpusetFile::Exclusive, String::new())];
-    let first = FirstValue { id: CgroupId(3), files: files.into(), extra: Extra::new() };
+    let first = FirstValue { id: CgroupId(3), files: files.into(), ..FirstValue::default() };
     Checkpoint {
         version: VERSION,
         minor: 0,
@@ -93,6 +93,15 @@ const FROZEN_2_2: &str = concat!(
     "\n"
 );
 
+/// With what minor version 3 added: cgroups that are fenced.
+const FROZEN_2_3: &str = concat!(
+    r#"{"schema":"truepin.checkpoint/2","crc32":"da94ce5b","payload":{"assignments":{"owners":{},"#,
+    r#""reserved":"0-1","strict_reserved":false},"boot_id":"5f1c3f0e-0000-4000-8000-000000000000","#,
+    r#""containers":{},"epoch":3,"first":{"machine.slice":{"fenced_for":["cgroup/a/b","run/db"],"#,
+    r#""files":{"cpuset.cpus":"0-7"},"id":3}},"minor":3,"strategy":"best","topology":"t","version":2}}"#,
+    "\n"
+);
+
 /// As the first truepin wrote it.
 const FROZEN_1: &str = concat!(
     r#"{"schema":"truepin.checkpoint/1","crc32":"4fa7db59","payload":{"version":1,"epoch":3,"#,
@@ -129,9 +138,17 @@ fn the_format_is_frozen() {
     let run = &isolated.assignments.owners[&"run/db".parse().unwrap()];
     assert_eq!(
         (run.kind(), run.isolation, isolated.minor),
-        (PartitionKind::Isolated, Isolation::Isolated, MINOR)
+        (PartitionKind::Isolated, Isolation::Isolated, 2)
     );
     assert_eq!(String::from_utf8(encode(&isolated).unwrap()).unwrap(), FROZEN_2_2);
+
+    let fenced = decode(FROZEN_2_3.as_bytes()).unwrap();
+    let first = &fenced.first[&"machine.slice".parse().unwrap()];
+    assert_eq!(
+        (&first.fenced_for, fenced.minor),
+        (&["run/db".parse().unwrap(), "cgroup/a/b".parse().unwrap()].into(), MINOR)
+    );
+    assert_eq!(String::from_utf8(encode(&fenced).unwrap()).unwrap(), FROZEN_2_3);
 }
 
 #[test]

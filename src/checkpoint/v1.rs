@@ -141,5 +141,5 @@ fn first(old: FirstValue) -> assignments::FirstValue {
         File::Partition => cgroup::CpusetFile::Partition,
     };
     let files = old.files.into_iter().map(|(f, text)| (file(f), text)).collect();
-    assignments::FirstValue { id: CgroupId(old.id), files, extra: Extra::new() }
+    assignments::FirstValue { id: CgroupId(old.id), files, ..assignments::FirstValue::default() }
 }

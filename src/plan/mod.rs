@@ -24,6 +24,7 @@
 
 pub mod check;
 mod diff;
+mod fence;
 mod local;
 mod targets;
 #[cfg(test)]
@@ -32,6 +33,8 @@ mod widen;
 
 pub use diff::diff;
 pub(crate) use diff::{overlapping, own_set};
+pub(crate) use fence::fence;
+pub use fence::{OnIntrusion, Unfenced};
 pub(crate) use local::slice_leaks;
 pub(crate) use targets::foreign;
 pub(crate) use widen::may_keep_flag;
@@ -101,6 +104,10 @@ pub struct Desired {
     pub roles: BTreeMap<CgroupPath, Role>,
     /// What files of others held first.
     pub first: FirstValues,
+    /// Of those, cgroups whose tasks were met on exclusive CPUs, and that are kept off them: see [`fence`].
+    pub fences: BTreeSet<CgroupPath>,
+    /// Cgroups that are ignored and may be fenced all the same.
+    pub fenceable: BTreeSet<CgroupPath>,
     /// Files that are in a fight and are left alone (I8).
     pub frozen: BTreeSet<(CgroupPath, CpusetFile)>,
     /// Owners' cgroups on which nothing is tried at present (about to leave the table, or not to be made), and cgroups

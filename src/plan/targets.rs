@@ -1,6 +1,8 @@
 //! What each cgroup's files should hold.
 
-use super::{Desired, OwnerCgroup, Problem, Role, Target, TargetKind, diff::lost_to, local::slice_cpus};
+use super::{
+    Desired, OwnerCgroup, Problem, Role, Target, TargetKind, diff::lost_to, fence, local::slice_cpus,
+};
 use crate::{
     assignments::Mode,
     cgroup::{CgroupPath, CpusetFile},
@@ -41,16 +43,18 @@ pub(super) fn targets(desired: &Desired, observed: &Observed) -> Targets {
     }
     for (path, cgroup) in &observed.cgroups {
         let ignored = desired.roles.get(path) == Some(&Role::Ignore);
-        if path.is_root() || ignored || all.by_path.contains_key(path) || is_owned(desired, path) {
+        let fenced = desired.fences.contains(path);
+        if path.is_root() || ignored && !fenced || all.by_path.contains_key(path) || is_owned(desired, path) {
             continue;
         }
         let target = if path.is_within(&desired.slice) {
             aim.in_slice(path, cgroup, &mut all.problems)
-        } else if path.parent().is_some_and(|up| up.is_root() || chain.contains(&up)) {
+        } else if !ignored && path.parent().is_some_and(|up| up.is_root() || chain.contains(&up)) {
             aim.pool(path, cgroup, &mut all.problems)
         } else {
             None
         };
+        let target = if fenced { aim.fenced(path, cgroup, target) } else { target };
         if let Some(t) = target {
             all.by_path.insert(path.clone(), t);
         }
@@ -106,7 +110,7 @@ fn below<'a>(desired: &'a Desired, path: &'a CgroupPath) -> impl Iterator<Item =
 }
 
 /// The recorded first value of a list file, if it belongs to this very cgroup; else what is there.
-fn first_cpus(
+pub(super) fn first_cpus(
     desired: &Desired,
     path: &CgroupPath,
     cgroup: &CgroupObserved,
@@ -122,7 +126,7 @@ fn recorded(desired: &Desired, path: &CgroupPath, cgroup: &CgroupObserved, file:
     desired.first.get(path).is_some_and(|f| f.id == cgroup.id && f.files.contains_key(&file))
 }
 
-fn is_member(files: &CpusetObserved) -> bool {
+pub(super) fn is_member(files: &CpusetObserved) -> bool {
     files.partition.as_ref().is_none_or(|p| p.kind == PartitionKind::Member)
 }
 
@@ -359,6 +363,15 @@ impl Aim<'_> {
             self.trimmed(&base, &files.cpus, &self.partitions)
         };
         Some(Target { kind: TargetKind::Pool, cpus: Some(cpus?), ..Target::default() })
+    }
+
+    /// A cgroup that is to be kept off exclusive CPUs, whatever the pool's cgroups are.
+    fn fenced(&self, path: &CgroupPath, cgroup: &CgroupObserved, target: Option<Target>) -> Option<Target> {
+        let off = |t: &Target| t.cpus.as_ref().is_some_and(|c| !c.is_empty() && c.is_disjoint(&self.held));
+        let files = cgroup.cpuset.as_ref().filter(|f| is_member(f) && !target.as_ref().is_some_and(off));
+        let cpus = files.and_then(|files| fence::off(self.desired, self.observed, path, cgroup, files));
+        let Some(cpus) = cpus else { return target };
+        Some(Target { cpus: Some(cpus), ..target.unwrap_or_default() })
     }
 
     /// The shared pool; `None` if nothing is left for it, and then nothing is written.

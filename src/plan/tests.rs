@@ -3,6 +3,7 @@
 //! Eight CPUs, 0 reserved. The crash tests of the fake kernel hold plans to the invariants; these hold them to the
 //! words of the module comments.
 
+mod fence;
 mod local;
 
 use super::{check::check, *};
@@ -102,9 +103,7 @@ fn plans(desired: &Desired, observed: &Observed, expected: &[&str]) -> Plan {
 
 fn recorded(desired: &mut Desired, path: &str, id: u64, values: &[(CpusetFile, &str)]) {
     let files = values.iter().map(|(f, v)| (*f, (*v).to_owned())).collect();
-    desired
-        .first
-        .insert(p(path), FirstValue { id: CgroupId(id), files, extra: crate::checkpoint::Extra::new() });
+    desired.first.insert(p(path), FirstValue { id: CgroupId(id), files, ..FirstValue::default() });
 }
 
 #[test]
@@ -163,11 +162,7 @@ fn a_member_takes_its_cpus_out_of_every_pool_cgroup() {
     let mut d = d;
     for u in plan.unrecorded {
         let id = u.id.0;
-        let first = d.first.entry(u.path).or_insert(FirstValue {
-            id: CgroupId(id),
-            files: BTreeMap::new(),
-            extra: crate::checkpoint::Extra::new(),
-        });
+        let first = d.first.entry(u.path).or_insert(FirstValue { id: CgroupId(id), ..FirstValue::default() });
         first.files.insert(u.file, u.value);
     }
     let governed = ["a", "b", "b/c", "b/d"].map(p).into();

@@ -7,7 +7,6 @@ use super::{
 use crate::{
     assignments::{Assignment, FirstValue},
     cgroup::{CgroupPath, CpusetFile},
-    checkpoint::Extra,
     ledger::Departure,
     observed::{Observed, Step},
     owner::Owner,
@@ -144,7 +143,7 @@ impl Turn<'_> {
             self.ended(&before);
             self.s.progress.agreed = Some(before);
         }
-        if self.drift(&plan, was_settled) | self.leaks(&plan) {
+        if self.drift(&plan, was_settled) | self.leaks(&plan) | self.fence() {
             desired = self.s.desired();
             plan = plan::diff(&desired, &self.s.observed);
         }
@@ -357,7 +356,7 @@ impl Turn<'_> {
 
     fn record(&mut self, plan: &mut Plan) {
         for u in mem::take(&mut plan.unrecorded) {
-            let fresh = || FirstValue { id: u.id, files: BTreeMap::new(), extra: Extra::new() };
+            let fresh = || FirstValue { id: u.id, ..FirstValue::default() };
             let first = self.s.first.entry(u.path).or_insert_with(fresh);
             if first.id != u.id {
                 *first = fresh();

@@ -8,7 +8,7 @@ use crate::{
     explain::Explanation,
     observed::KernelError,
     owner::Owner,
-    plan::{Problem, check::Broken},
+    plan::{Problem, Unfenced, check::Broken},
     refit::Refit,
     sweep::SetFinding,
     verdict::Instant,
@@ -123,6 +123,39 @@ pub enum FindingKind {
         /// The CPU on which it went on at once, if it ran at that moment and had to leave the one that it was on.
         ran_on: Option<CpuId>,
     },
+    /// Tasks of a cgroup ran on an owner's CPUs, and it is kept off them from now on.
+    Fenced {
+        /// The owner.
+        owner: Owner,
+        /// One of those who ran there.
+        who: String,
+        /// Their cgroup.
+        path: CgroupPath,
+        /// On which of the owner's CPUs they ran.
+        cpus: CpuSet,
+        /// Its `cpuset.cpus`.
+        from: String,
+        /// What that is to be.
+        to: CpuSet,
+    },
+    /// The same, and it cannot be kept off them.
+    NotFenced {
+        /// The owner.
+        owner: Owner,
+        /// One of those who ran there.
+        who: String,
+        /// Their cgroup.
+        path: CgroupPath,
+        /// On which of the owner's CPUs they ran.
+        cpus: CpuSet,
+        /// Why not.
+        why: Unfenced,
+    },
+    /// A cgroup is not kept off exclusive CPUs any more.
+    FenceGone {
+        /// The cgroup.
+        path: CgroupPath,
+    },
     /// An owner's cgroup is gone, or its command has ended while nobody waited for it.
     Gone {
         /// The owner.
@@ -222,6 +255,9 @@ impl FindingKind {
             Self::Joined { .. } => "joined",
             Self::Departed { .. } => "departure",
             Self::MovedOut { .. } => "moved-out",
+            Self::Fenced { .. } => "fenced",
+            Self::NotFenced { .. } => "not-fenced",
+            Self::FenceGone { .. } => "fence-gone",
             Self::Gone { .. } => "gone",
             Self::Refitted(_) => "refitted",
             Self::Mending { .. } => "mending",
@@ -327,6 +363,17 @@ impl fmt::Display for FindingKind {
             Self::MovedOut { owner, who, into, ran_on } => {
                 write!(f, "{owner}: {who} was moved out of its cgroup into {into}")?;
                 ran_on.map_or(Ok(()), |cpu| write!(f, " and goes on on CPU {cpu}"))
+            }
+            Self::Fenced { owner, who, path, cpus, from, to } => write!(
+                f,
+                "{owner}: {who} of {path} ran on CPUs {cpus}; that cgroup is kept off exclusive CPUs: its cpuset.cpus, {from:?}, is to be {:?}",
+                to.to_string()
+            ),
+            Self::NotFenced { owner, who, path, cpus, why } => {
+                write!(f, "{owner}: {who} of {path} ran on CPUs {cpus}, and is not fenced: {why}")
+            }
+            Self::FenceGone { path } => {
+                write!(f, "{path} is not fenced any more: nobody needs it, or it is gone")
             }
             Self::Gone { owner, cpus, why } => write!(f, "{owner} is gone ({why}); CPUs {cpus} are free"),
             Self::Refitted(refit) => refit.fmt(f),

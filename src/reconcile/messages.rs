@@ -21,7 +21,10 @@ use crate::{
     topology::CpuTopology,
     verdict::{Evidence, Verdict},
 };
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// Ties an answer to its question.
 pub type Ticket = u64;
@@ -210,6 +213,13 @@ pub enum Event {
     Swept(TaskSweep),
     /// [`Effect::Collect`] ended.
     Collected(Result<Arc<Evidence>, String>),
+    /// [`Effect::Locate`] ended.
+    Located {
+        /// The paths of those that are there still.
+        found: BTreeMap<CgroupId, CgroupPath>,
+        /// The agent's own cgroup, where that is known.
+        own: Option<CgroupPath>,
+    },
 }
 
 /// What to do about it.
@@ -231,6 +241,8 @@ pub enum Effect {
     SweepTasks(Vec<(Owner, CgroupPath)>),
     /// Close slices and read all evidence.
     Collect,
+    /// Find the paths of these cgroups, each with a process that was in it.
+    Locate(Vec<(CgroupId, u32)>),
     /// Keep the agent's own threads on these CPUs.
     Confine(CpuSet),
     /// Watch the files of these cgroups for writes of others.

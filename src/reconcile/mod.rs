@@ -31,6 +31,7 @@ mod answers;
 mod causes;
 mod converge;
 mod departed;
+mod fence;
 mod fights;
 mod findings;
 mod hotplug;
@@ -63,7 +64,7 @@ use crate::{
     observed::Observed,
     owner::Owner,
     placement::{Chooser, Scope, Strategy},
-    plan::{self, Desired, Problem, Role},
+    plan::{self, Desired, OnIntrusion, Problem, Role},
     request::Isolation,
     stale::Sources,
     sweep::SetFinding,
@@ -71,6 +72,7 @@ use crate::{
     verdict::{Tolerance, Verdict},
 };
 use causes::Causes;
+use fence::Fences;
 use fights::Fights;
 use hotplug::Hotplug;
 use mend::Mends;
@@ -96,6 +98,10 @@ pub struct Settings {
     pub sources: BTreeSet<String>,
     /// Of cgroups.
     pub roles: BTreeMap<CgroupPath, Role>,
+    /// What is done about intruders.
+    pub on_intrusion: OnIntrusion,
+    /// At these owners' cgroups instead; and ignored cgroups that may be fenced all the same.
+    pub on_intrusion_at: BTreeMap<CgroupPath, OnIntrusion>,
     /// For unbound kernel threads, nanoseconds a second and CPU.
     pub kthread_budget_ns_per_s: u64,
     /// Of the cross-check.
@@ -297,6 +303,7 @@ pub struct State {
     leaving: BTreeMap<Owner, &'static str>,
     causes: Causes,
     fights: Fights,
+    fences: Fences,
     /// Files on which a convergence gave up, and since when; left alone for a minute, because our own attempts cause
     /// events too.
     held_off: BTreeMap<(CgroupPath, CpusetFile), u64>,
@@ -374,6 +381,7 @@ impl State {
         let fallback = durable.is_some().then(|| Box::new((assignments.clone(), first.clone())));
         let online = topology.online().clone();
         let fights = Fights::new(settings.repairs_per_minute);
+        let fences = Fences::new(settings.repairs_per_minute);
         let sources = Sources::new(&settings.sources);
         let chooser = Chooser::new(settings.strategy, settings.scope, &topology);
         let hotplug = Hotplug::new(&topology);
@@ -412,6 +420,7 @@ impl State {
             leaving: BTreeMap::new(),
             causes: Causes::default(),
             fights,
+            fences,
             held_off: BTreeMap::new(),
             blocked: BTreeMap::new(),
             problems: BTreeSet::new(),
@@ -450,8 +459,11 @@ impl State {
         blocked.extend(leaving.map(|a| a.cgroup.clone()));
         let members = self.demoted.then(|| self.as_members());
         let table = members.as_ref().unwrap_or(&self.assignments);
+        let fenceable = self.settings.on_intrusion_at.iter().filter(|(_, how)| **how == OnIntrusion::Fence);
         let mut desired = Desired {
             roles: self.settings.roles.clone(),
+            fences: self.fenced(),
+            fenceable: fenceable.map(|(path, _)| path.clone()).collect(),
             first: self.first.clone(),
             frozen,
             entering: self.entering.clone(),

@@ -16,6 +16,7 @@ use std::{mem, sync::Arc};
 
 impl Turn<'_> {
     pub(super) fn settle(&mut self) {
+        self.forget_fences();
         let lags = self.s.is_unsaved() || self.s.doubtful;
         if lags && !self.s.settings.audit {
             self.s.progress.settling = true;
@@ -34,6 +35,7 @@ impl Turn<'_> {
                 f.mended = Some(self.now);
             }
         }
+        self.fences_settled();
         if !self.watch() {
             self.sets(None);
         }
@@ -234,10 +236,13 @@ impl Turn<'_> {
             }
             Some(Pending::Inspection { ticket }) => {
                 let failed = || Answer::Failed("the evidence could not be read".into());
-                self.out.push(Effect::Reply(ticket, evidence.map_or_else(failed, Answer::Inspected)));
+                self.out.push(Effect::Reply(ticket, evidence.clone().map_or_else(failed, Answer::Inspected)));
                 self.see_off();
             }
             other => self.s.pending = other,
+        }
+        if let Some(evidence) = &evidence {
+            self.intruders(evidence);
         }
     }
 

@@ -1,7 +1,7 @@
 //! One event in, effects out.
 
 use super::{Cause, Effect, Event, Finding, FindingKind, Pending, Progress, State, Work, fights::MINUTE_NS};
-use crate::verdict::Instant;
+use crate::{observed::Scope, verdict::Instant};
 use std::collections::VecDeque;
 
 /// Takes one event. The effects are to be carried out in order; results come back as events, before the next outside
@@ -38,6 +38,7 @@ pub fn step(state: &mut State, event: Event, now: Instant) -> Vec<Effect> {
         Event::Configured(result) => t.configured(result),
         Event::Swept(sweep) => t.swept(&sweep),
         Event::Collected(result) => t.collected(result),
+        Event::Located { found, own } => t.located(&found, own.as_ref()),
     }
     t.out
 }
@@ -71,6 +72,7 @@ impl Turn<'_> {
         for (path, file) in self.s.fights.thaw(now) {
             self.report(FindingKind::FightOver { path, file });
         }
+        self.s.fences.thaw(now);
         self.attend();
         self.converge();
     }
@@ -83,7 +85,11 @@ impl Turn<'_> {
 
     pub(super) fn observe(&mut self) {
         self.s.causes.asks(self.now.mono_ns);
-        self.out.push(Effect::Observe(self.s.desired().scope()));
+        let mut scope = self.s.desired().scope();
+        if let Scope::Around(paths) = &mut scope {
+            paths.extend(self.s.fences.suspects.keys().cloned());
+        }
+        self.out.push(Effect::Observe(scope));
     }
 
     /// Makes the table durable.

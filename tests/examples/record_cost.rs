@@ -51,7 +51,10 @@ fn record() -> Result<Checkpoint, Box<dyn Error>> {
         let cgroup = Some(CgroupId(10_000 + u64::from(n)));
         containers.insert(id.parse()?, ContainerEntry { owner, cgroup, extra: Extra::new() });
         let files = [(CpusetFile::Cpus, String::new()), (CpusetFile::Exclusive, String::new())].into();
-        first.insert(slice.parse()?, FirstValue { id: CgroupId(u64::from(n)), files, extra: Extra::new() });
+        first.insert(
+            slice.parse()?,
+            FirstValue { id: CgroupId(u64::from(n)), files, ..FirstValue::default() },
+        );
     }
     Ok(Checkpoint {
         version: checkpoint::VERSION,

@@ -2,6 +2,7 @@
 //! what cannot be had ends.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails panics")]
 
+mod fence;
 mod foreign;
 mod hotplug;
 mod life;

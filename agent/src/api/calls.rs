@@ -1,8 +1,9 @@
 //! Questions and answers as data, and how an engine answers them.
 
 use super::documents::{
-    AdoptedDoc, BrokenDoc, CostDoc, FindingDoc, FindingsDoc, KernelDoc, NotedDoc, OwnerDoc, OwnersDoc,
-    PodDoc, PoolsDoc, ProblemDoc, RecordDoc, ReleasedDoc, SetDoc, StatusDoc, VerdictDoc, VerdictsDoc,
+    AdoptedDoc, BrokenDoc, CostDoc, FenceDoc, FindingDoc, FindingsDoc, KernelDoc, NotedDoc, OwnerDoc,
+    OwnersDoc, PodDoc, PoolsDoc, ProblemDoc, RecordDoc, ReleasedDoc, SetDoc, StatusDoc, VerdictDoc,
+    VerdictsDoc,
 };
 use crate::{
     engine::Engine,
@@ -16,11 +17,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{collections::BTreeMap, sync::Arc};
 use truepin::{
-    CgroupPath, CpuSet, NodeSet, Owner,
+    CgroupPath, CpuSet, CpusetFile, NodeSet, Owner,
     assignments::Assignment,
     containers::ContainerId,
     pod::Pod,
-    reconcile::{AdmitError, Answer, Event, Home},
+    reconcile::{AdmitError, Answer, Event, Home, State},
     request::{AlignmentPolicy, Isolation, Request},
     stale::SourceReport,
     topology::render,
@@ -562,9 +563,23 @@ fn status(engine: &Engine, about: &About) -> StatusDoc {
         owners,
         problems: state.problems().map(ToString::to_string).chain(broken).chain(unmet).collect(),
         warnings,
+        fences: fences(state),
         findings: findings.into_iter().rev().take(20).rev().collect(),
         cost: cost(about),
     }
+}
+
+fn fences(state: &State) -> Vec<FenceDoc> {
+    let one = |path: CgroupPath| {
+        let first = state.first.get(&path)?;
+        Some(FenceDoc {
+            cpus: state.observed.cpuset(&path).map(|f| f.cpus.clone()).unwrap_or_default(),
+            first: first.files.get(&CpusetFile::Cpus).cloned().unwrap_or_default(),
+            owners: first.fenced_for.iter().cloned().collect(),
+            cgroup: path.to_string(),
+        })
+    };
+    state.fenced().into_iter().filter_map(one).collect()
 }
 
 /// How writers are named, or why they are not.

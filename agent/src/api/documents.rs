@@ -536,10 +536,26 @@ pub struct StatusDoc {
     /// What users of owners should know.
     #[serde(default)]
     pub warnings: Vec<String>,
+    /// Intruders' cgroups that are fenced.
+    #[serde(default)]
+    pub fences: Vec<FenceDoc>,
     /// The newest findings, newest last.
     pub findings: Vec<FindingDoc>,
     /// What it costs.
     pub cost: CostDoc,
+}
+
+/// A cgroup that is kept off exclusive CPUs because its tasks were there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FenceDoc {
+    /// Which.
+    pub cgroup: String,
+    /// Its `cpuset.cpus` as last read.
+    pub cpus: CpuSet,
+    /// What it held before, to be put back.
+    pub first: String,
+    /// Owners whom that protects.
+    pub owners: Vec<Owner>,
 }
 
 /// The durable record.

@@ -122,6 +122,17 @@ fn text(s: &StatusDoc) -> String {
     for warning in &s.warnings {
         let _ = writeln!(text, "warning    {warning}");
     }
+    for f in &s.fences {
+        let owners: Vec<String> = f.owners.iter().map(ToString::to_string).collect();
+        let _ = writeln!(
+            text,
+            "fence      {} on CPUs {} (its cpuset.cpus was {:?}), because of {}",
+            f.cgroup,
+            f.cpus,
+            f.first,
+            owners.join(", ")
+        );
+    }
     for f in &s.findings {
         let mended = if f.mended.is_some() { " [mended]" } else { "" };
         let _ = writeln!(text, "finding {:>2} {} {}: {}{mended}", f.id, f.at, f.kind, f.text);

@@ -70,6 +70,8 @@ impl Setup {
             scope: truepin::placement::Scope::Container,
             sources: std::collections::BTreeSet::new(),
             roles: BTreeMap::new(),
+            on_intrusion: plan::OnIntrusion::Report,
+            on_intrusion_at: BTreeMap::new(),
             kthread_budget_ns_per_s: 10_000_000,
             tolerance: Tolerance { tick_ns: 4_000_000, per_switch_ns: 10_000 },
         };
@@ -106,6 +108,8 @@ pub struct Sim {
     pub watching: Vec<CgroupPath>,
     /// How often that was set.
     pub watches: usize,
+    /// The agent's own cgroup.
+    pub home: CgroupPath,
     /// Where the agent keeps itself.
     pub confined: CpuSet,
     /// How often that was set.
@@ -147,6 +151,7 @@ impl Sim {
             reports: Vec::new(),
             watching: Vec::new(),
             watches: 0,
+            home: CgroupPath::root(),
             confined: CpuSet::new(),
             confinements: 0,
             faults: Vec::new(),
@@ -305,6 +310,12 @@ impl Sim {
             }
             Effect::SweepTasks(owners) => Some(Event::Swept(self.sweep(&owners))),
             Effect::Collect => Some(Event::Collected(self.evidence())),
+            Effect::Locate(cgroups) => {
+                let kernel = self.eyes.kernel();
+                let path = |id| kernel.cgroups().find(|p| kernel.id(p) == Some(id)).cloned();
+                let found = cgroups.into_iter().filter_map(|(id, _)| Some((id, path(id)?))).collect();
+                Some(Event::Located { found, own: Some(self.home.clone()) })
+            }
             Effect::Confine(cpus) => {
                 self.confined = cpus;
                 self.confinements += 1;

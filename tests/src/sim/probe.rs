@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use truepin::{
     CgroupId, CpuId,
     ledger::{
-        ClassTimes, CpuLedger, LedgerSample, OwnerCounters, Probe, ProbeError, ProbeHealth, ProgramHealth,
-        Watched,
+        ClassTimes, CpuLedger, Intruder, LedgerSample, OwnerCounters, Probe, ProbeError, ProbeHealth,
+        ProgramHealth, Watched,
     },
 };
 
@@ -30,6 +30,8 @@ pub struct Script {
     pub departures: BTreeMap<CgroupId, u64>,
     /// Tasks that were moved out of a cgroup, cumulative.
     pub moved_out: BTreeMap<CgroupId, u64>,
+    /// Who was where they do not belong.
+    pub intruders: Vec<Intruder>,
     /// Every call fails.
     pub broken: bool,
     epochs: Vec<Epoch>,
@@ -97,6 +99,7 @@ impl Probe for Script {
             });
         }
         sample.cpus.sort_by_key(|c| c.cpu);
+        sample.intruders.clone_from(&self.intruders);
         sample.health = ProbeHealth {
             programs: vec![ProgramHealth { name: "sched_switch".into(), link: Some(1), misses: 0 }],
             sees_moves: true,

@@ -7,6 +7,7 @@ pub mod answers;
 pub mod churn;
 pub mod demo;
 pub mod enforce;
+pub mod fights;
 pub mod hotplug;
 pub mod kernel;
 pub mod life;
@@ -26,6 +27,7 @@ pub const ALL: &[&Suite] = &[
     &life::SUITE,
     &writers::SUITE,
     &odd::SUITE,
+    &fights::SUITE,
     &churn::SUITE,
     &hotplug::SUITE,
     &demo::SUITE,
