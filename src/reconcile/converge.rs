@@ -2,6 +2,7 @@
 
 use super::{
     AdmitError, Answer, Cause, Effect, FindingKind, ForeignWrite, Pending, Runtime, Work,
+    fights::Who,
     step::{Turn, keep},
 };
 use crate::{
@@ -280,10 +281,10 @@ impl Turn<'_> {
             let change = self.change(&path, file, &was, agreed.as_ref().filter(|_| first));
             let kind = FindingKind::Drift { path: path.clone(), file, found, wanted };
             let (id, cause) = self.report_change(kind, change);
-            let writer = cause.writer().map(|w| w.pid);
+            let writer = cause.writer().map(Who::from);
             let kernel = matches!(cause, Cause::Kernel { .. });
-            if !kernel && self.s.fights.changed(&key, writer, self.now.mono_ns) {
-                let repairs = self.s.settings.repairs_per_minute;
+            if !kernel && self.s.fights.changed(&key, writer.as_ref(), self.now.mono_ns) {
+                let repairs = self.s.fights.repairs(&key);
                 self.report_by(FindingKind::Fight { path, file, repairs }, Some(cause));
                 frozen = true;
             } else {

@@ -15,6 +15,7 @@ use crate::{
     cgroup::{CgroupId, CgroupPath, CpusetFile},
     cpuset::CpuSet,
     ledger::IntruderKind,
+    observed::CpusetObserved,
     owner::Owner,
     plan::{self, OnIntrusion, Unfenced},
     verdict::Evidence,
@@ -91,7 +92,7 @@ impl State {
         }
         match self.in_force(a) {
             Mode::Member => true,
-            Mode::Partition => !self.observed.cpuset(&a.cgroup).is_some_and(|f| f.is_partition()),
+            Mode::Partition => !self.observed.cpuset(&a.cgroup).is_some_and(CpusetObserved::is_partition),
             Mode::Audit => false,
         }
     }

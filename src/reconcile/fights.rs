@@ -1,20 +1,48 @@
 //! truepin never fights (I8).
 //!
-//! A fight is the same file changed by the same writer (process; if unknown, by anyone) more than a given number of
-//! times in a minute. The file is then left as it is until it has been quiet for a minute.
+//! A fight is the same file changed by the same writer (process or program; if unknown, by anyone) more than a given number
+//! of times in a minute, or [`EVERYBODY`] times as often by whomever. The file is then left as it is until it has been
+//! quiet for a minute.
+//!
+//! A process is not enough to tell a writer by: `runc update` and a script's `echo` are another one each time. So whoever
+//! has the same name is the same, which errs towards leaving a file alone; and because names can be chosen, all of them
+//! together have a limit too.
 
+use super::Writer;
 use crate::cgroup::{CgroupPath, CpusetFile};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// The window and the quiet time.
 pub(super) const MINUTE_NS: u64 = 60_000_000_000;
 
+/// Nobody repairs a file thirty times a minute and calls it peace, whoever the writers are.
+const EVERYBODY: usize = 10;
+
 type Key = (CgroupPath, CpusetFile);
+
+/// A writer, as far as it matters whether two are the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Who {
+    pid: u32,
+    comm: String,
+}
+
+impl From<&Writer> for Who {
+    fn from(writer: &Writer) -> Self {
+        Self { pid: writer.pid, comm: writer.comm.clone() }
+    }
+}
+
+impl Who {
+    fn may_be(&self, other: &Self) -> bool {
+        self.pid == other.pid || self.comm == other.comm
+    }
+}
 
 #[derive(Debug, Clone, Default)]
 struct File {
     /// Who changed it and when, oldest first; only the last minute.
-    changes: VecDeque<(Option<u32>, u64)>,
+    changes: VecDeque<(Option<Who>, u64)>,
     /// The last change, also one that was left alone.
     last_ns: u64,
     frozen: bool,
@@ -33,25 +61,31 @@ impl Fights {
     }
 
     /// Counts a change; true when this one makes it a fight.
-    pub(super) fn changed(&mut self, key: &Key, writer: Option<u32>, now_ns: u64) -> bool {
+    pub(super) fn changed(&mut self, key: &Key, writer: Option<&Who>, now_ns: u64) -> bool {
         let file = self.files.entry(key.clone()).or_default();
         while file.changes.front().is_some_and(|(_, at)| now_ns.saturating_sub(*at) >= MINUTE_NS) {
             file.changes.pop_front();
         }
-        file.changes.push_back((writer, now_ns));
+        file.changes.push_back((writer.cloned(), now_ns));
         file.last_ns = now_ns;
-        let fight = !file.frozen && by_one(&file.changes, writer) > self.limit as usize;
+        let fight = !file.frozen && is_fight(&file.changes, writer, self.limit);
         file.frozen |= fight;
         fight
     }
 
+    /// How often the file was repaired within a minute before its newest change.
+    pub(super) fn repairs(&self, key: &Key) -> u32 {
+        let changes = self.files.get(key).map_or(0, |f| f.changes.len());
+        u32::try_from(changes.saturating_sub(1)).unwrap_or(u32::MAX)
+    }
+
     /// The writer of the newest change is known after all; true when that ends what had looked like a fight.
-    pub(super) fn named(&mut self, key: &Key, writer: u32) -> bool {
+    pub(super) fn named(&mut self, key: &Key, writer: &Who) -> bool {
         let Some(file) = self.files.get_mut(key) else { return false };
         if let Some((unknown @ None, _)) = file.changes.back_mut() {
-            *unknown = Some(writer);
+            *unknown = Some(writer.clone());
         }
-        let over = file.frozen && by_one(&file.changes, Some(writer)) <= self.limit as usize;
+        let over = file.frozen && !is_fight(&file.changes, Some(writer), self.limit);
         file.frozen &= !over;
         over
     }
@@ -60,7 +94,7 @@ impl Fights {
     pub(super) fn pardoned(&mut self, key: &Key) -> bool {
         let Some(file) = self.files.get_mut(key) else { return false };
         file.changes.pop_back_if(|(writer, _)| writer.is_none());
-        let over = file.frozen && by_one(&file.changes, None) <= self.limit as usize;
+        let over = file.frozen && !is_fight(&file.changes, None, self.limit);
         file.frozen &= !over;
         over
     }
@@ -104,9 +138,15 @@ impl Fights {
     }
 }
 
-/// How many of the changes this writer can have made: its own and those of unknown writers; an unknown one, all.
-fn by_one(changes: &VecDeque<(Option<u32>, u64)>, writer: Option<u32>) -> usize {
-    changes.iter().filter(|(w, _)| writer.is_none() || w.is_none() || *w == writer).count()
+/// Whether these are too many, by all that `writer` can have made: its own and those of unknown writers; an unknown one, all.
+fn is_fight(changes: &VecDeque<(Option<Who>, u64)>, writer: Option<&Who>, limit: u32) -> bool {
+    let its = |w: &Option<Who>| match (w, writer) {
+        (Some(w), Some(writer)) => w.may_be(writer),
+        _ => true,
+    };
+    let limit = limit as usize;
+    let by_one = changes.iter().filter(|(w, _)| its(w)).count();
+    by_one > limit || changes.len() > limit.saturating_mul(EVERYBODY)
 }
 
 #[cfg(test)]
@@ -115,6 +155,11 @@ mod tests {
 
     const S: u64 = 1_000_000_000;
 
+    /// A program of its own.
+    fn who(pid: u64) -> Who {
+        Who { pid: u32::try_from(pid).unwrap(), comm: format!("w{pid}") }
+    }
+
     fn key() -> Key {
         ("a".parse().unwrap(), CpusetFile::Cpus)
     }
@@ -122,38 +167,58 @@ mod tests {
     #[test]
     fn the_fourth_change_by_one_writer_is_a_fight() {
         let mut f = Fights::new(3);
-        assert!(!(0..3).any(|i| f.changed(&key(), Some(7), i * S)));
+        assert!(!(0..3).any(|i| f.changed(&key(), Some(&who(7)), i * S)));
         assert!(f.frozen().is_empty());
-        assert!(f.changed(&key(), Some(7), 3 * S));
+        assert!(f.changed(&key(), Some(&who(7)), 3 * S));
         assert_eq!(f.frozen().into_iter().collect::<Vec<_>>(), [key()]);
-        assert!(!f.changed(&key(), Some(7), 4 * S), "said once");
+        assert!(!f.changed(&key(), Some(&who(7)), 4 * S), "said once");
     }
 
     #[test]
     fn different_writers_do_not_fight_and_unknown_ones_count_for_all() {
         let mut f = Fights::new(3);
-        assert!(!(0..20).any(|i| f.changed(&key(), Some(i), u64::from(i) * S / 10)));
+        assert!(!(0..20).any(|i| f.changed(&key(), Some(&who(i)), i * S / 10)));
         let mut f = Fights::new(3);
         assert!(
-            !f.changed(&key(), Some(1), 0)
+            !f.changed(&key(), Some(&who(1)), 0)
                 && !f.changed(&key(), None, S)
-                && !f.changed(&key(), Some(2), 2 * S)
+                && !f.changed(&key(), Some(&who(2)), 2 * S)
         );
         assert!(f.changed(&key(), None, 3 * S));
+    }
+
+    /// `runc update` and the like: another process each time.
+    #[test]
+    fn a_program_that_is_started_anew_for_every_write_is_one_writer() {
+        let mut f = Fights::new(3);
+        let runc = |pid| Who { pid, comm: "runc".into() };
+        assert!(!(0..3).any(|i| f.changed(&key(), Some(&runc(i)), 0)));
+        assert!(!f.changed(&key(), Some(&who(9)), S), "somebody else");
+        assert!(f.changed(&key(), Some(&runc(100)), 2 * S));
+    }
+
+    #[test]
+    fn whoever_they_are_there_is_an_end() {
+        let mut f = Fights::new(3);
+        assert!(!(0..30).any(|i| f.changed(&key(), Some(&who(i)), i * S)));
+        assert!(f.changed(&key(), Some(&who(30)), 30 * S));
+        // Slower than that it goes on for ever.
+        let mut f = Fights::new(3);
+        assert!(!(0..1000).any(|i| f.changed(&key(), Some(&who(i)), i * 2 * S)));
     }
 
     #[test]
     fn a_late_name_counts_for_its_bearer_alone() {
         let mut f = Fights::new(3);
         for pid in 0..10 {
-            let fight = f.changed(&key(), None, u64::from(pid) * S);
-            assert_eq!(f.named(&key(), pid), fight, "what looked like a fight is none: change {pid}");
+            let fight = f.changed(&key(), None, pid * S);
+            assert_eq!(f.named(&key(), &who(pid)), fight, "what looked like a fight is none: change {pid}");
             assert!(f.frozen().is_empty());
         }
         for i in 0..3 {
             f.changed(&key(), None, (10 + i) * S);
             assert_eq!(
-                (f.named(&key(), 0), f.frozen().is_empty()),
+                (f.named(&key(), &who(0)), f.frozen().is_empty()),
                 (i < 2, i < 2),
                 "the fourth of one is one: {i}"
             );
@@ -168,12 +233,12 @@ mod tests {
             assert!(!f.pardoned(&key()) && !fight && f.frozen().is_empty(), "{i}");
         }
         for i in 0..3 {
-            assert!(!f.changed(&key(), Some(7), (10 + i) * S));
+            assert!(!f.changed(&key(), Some(&who(7)), (10 + i) * S));
         }
         assert!(f.changed(&key(), None, 13 * S), "it may have been 7 again");
         assert!(f.pardoned(&key()) && f.frozen().is_empty(), "it was not");
         assert!(!f.pardoned(&key()), "a known writer stays one");
-        assert!(f.changed(&key(), Some(7), 14 * S));
+        assert!(f.changed(&key(), Some(&who(7)), 14 * S));
     }
 
     #[test]

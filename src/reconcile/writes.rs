@@ -200,7 +200,7 @@ impl Turn<'_> {
             self.out.push(Effect::Report(Box::new(f.clone())));
             let over = drift
                 && match cause.writer() {
-                    Some(writer) => self.s.fights.named(&key, writer.pid),
+                    Some(writer) => self.s.fights.named(&key, &writer.into()),
                     None => self.s.fights.pardoned(&key),
                 };
             if over {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails panics")]
 
 mod fence;
+mod fights;
 mod foreign;
 mod hotplug;
 mod life;
