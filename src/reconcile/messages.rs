@@ -122,6 +122,17 @@ pub enum Event {
         /// A process to put there.
         pid: Option<u32>,
     },
+    /// Configuration declares a unit: it has CPUs from now on, whether it runs or not.
+    Expect {
+        /// For the answer.
+        ticket: Ticket,
+        /// What it is to have.
+        request: Request,
+        /// Exactly these CPUs, where configuration names them.
+        exactly: Option<CpuSet>,
+        /// Where its cgroup is, or will be.
+        home: CgroupPath,
+    },
     /// Somebody gives CPUs back.
     Release {
         /// For the answer.

@@ -175,8 +175,8 @@ pub struct About {
 pub struct Unmet {
     /// Who.
     pub owner: Owner,
-    /// Its cgroup.
-    pub path: CgroupPath,
+    /// Its cgroup, where that is known.
+    pub path: Option<CgroupPath>,
     /// The CPUs that configuration names, if it does.
     pub cpus: CpuSet,
     /// Why.
@@ -397,7 +397,7 @@ fn owners(engine: &mut Engine, about: &About) -> Result<OwnersDoc, Box<ProblemDo
         owner: u.owner.clone(),
         cpus: CpuSet::new(),
         nodes: NodeSet::new(),
-        cgroup: u.path.to_string(),
+        cgroup: u.path.as_ref().map(ToString::to_string).unwrap_or_default(),
         mode: state.settings.mode(),
         isolation: state.settings.isolation,
         created: false,

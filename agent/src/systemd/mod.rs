@@ -15,8 +15,10 @@
 //! Invariants: nothing is set whose first value is not on disk; nobody is waited for longer than [`ANSWER`], and after
 //! that not asked again for [`SILENCE`].
 
+mod declared;
 mod journal;
 mod session;
+mod survey;
 
 pub use journal::{Journal, JournalError};
 
@@ -24,11 +26,13 @@ use crate::store::chain;
 use journal::{Entry, First};
 use session::Session;
 use std::{
+    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
+use survey::Survey;
 use truepin::{
     CgroupPath, CpuSet, CpusetFile,
     idset::IdSet,
@@ -99,6 +103,17 @@ pub enum Cause {
     /// What was before could not be made durable, so nothing was set.
     #[error("what it was before could not be noted")]
     Journal(#[from] JournalError),
+    /// There is no such unit to be set.
+    #[error("its LoadState is {state:?}; {}", declared::remedy(state, unit))]
+    NotLoaded {
+        /// Which.
+        unit: UnitName,
+        /// As systemd has it.
+        state: String,
+    },
+    /// A cgroup that cannot be one.
+    #[error("it is said to live in {0:?}")]
+    Place(String),
     /// A drop-in could not be read, or not be put back.
     #[error("{operation} {}", path.display())]
     DropIn {
@@ -134,6 +149,10 @@ pub struct Systemd {
     silent: Option<Instant>,
     /// When putting something back failed for the last time, and with which words.
     owed: Option<(Instant, Vec<String>)>,
+    /// Units that are promised CPUs: what their next cgroups are born with, as it was last read or set, and why it could
+    /// not be.
+    promised: BTreeMap<UnitName, declared::Told>,
+    survey: Survey,
 }
 
 /// A list in the kernel's grammar as the property has it; both kinds of lists are the same there.
@@ -156,7 +175,14 @@ impl Systemd {
     /// A manager at `places`; first values go to `journal`.
     #[must_use]
     pub fn new(places: Places, journal: Journal) -> Self {
-        Self { places, journal, silent: None, owed: None }
+        Self {
+            places,
+            journal,
+            silent: None,
+            owed: None,
+            promised: BTreeMap::new(),
+            survey: Survey::default(),
+        }
     }
 
     /// Runs one conversation.

@@ -14,6 +14,7 @@ use zbus::{
 const NAME: &str = "org.freedesktop.systemd1";
 const OBJECT: &str = "/org/freedesktop/systemd1";
 const MANAGER: &str = "org.freedesktop.systemd1.Manager";
+const UNIT: &str = "org.freedesktop.systemd1.Unit";
 
 /// An open connection.
 #[derive(Debug)]
@@ -73,6 +74,22 @@ impl Session {
         }
     }
 
+    /// The unit's object, loaded from its files if it was not, and whatever came of that.
+    pub(super) async fn load(&self, unit: &UnitName) -> Result<String, Cause> {
+        let reply = self.call(OBJECT, MANAGER, "LoadUnit", &(unit.as_str(),)).await?;
+        Ok(reply.body().deserialize::<OwnedObjectPath>()?.to_string())
+    }
+
+    /// `loaded`, or why it is not: `not-found`, `masked`, `bad-setting`, `error`.
+    pub(super) async fn load_state(&self, object: &str) -> Result<String, Cause> {
+        self.text(object, UNIT, "LoadState").await
+    }
+
+    /// The slice that it is in, by name.
+    pub(super) async fn slice(&self, object: &str, unit: &UnitName) -> Result<String, Cause> {
+        self.text(object, unit.interface(), "Slice").await
+    }
+
     /// With a leading slash; empty while it does not run.
     pub(super) async fn control_group(&self, object: &str, unit: &UnitName) -> Result<String, Cause> {
         self.text(object, unit.interface(), "ControlGroup").await
@@ -94,6 +111,15 @@ impl Session {
         let properties = vec![(property, Value::from(bytes))];
         self.call(OBJECT, MANAGER, "SetUnitProperties", &(unit.as_str(), true, properties)).await?;
         Ok(())
+    }
+
+    /// The names of all units that are loaded.
+    pub(super) async fn units(&self) -> Result<Vec<String>, Cause> {
+        // Name, description, states of load and activity, sub-state, who is followed, object, job's number, type and object.
+        type Unit =
+            (String, String, String, String, String, String, OwnedObjectPath, u32, String, OwnedObjectPath);
+        let reply = self.call(OBJECT, MANAGER, "ListUnits", &()).await?;
+        Ok(reply.body().deserialize::<Vec<Unit>>()?.into_iter().map(|unit| unit.0).collect())
     }
 
     pub(super) async fn reload(&self) -> Result<(), Cause> {

@@ -70,6 +70,7 @@ impl Setup {
             scope: truepin::placement::Scope::Container,
             sources: std::collections::BTreeSet::new(),
             roles: BTreeMap::new(),
+            units: std::collections::BTreeSet::new(),
             kthread_budget_ns_per_s: 10_000_000,
             tolerance: Tolerance { tick_ns: 4_000_000, per_switch_ns: 10_000 },
         };

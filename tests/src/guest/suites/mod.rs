@@ -15,6 +15,7 @@ pub mod odd;
 pub mod powercut;
 pub mod service;
 pub mod smoke;
+pub mod units;
 pub mod writers;
 
 /// Every suite.
@@ -32,6 +33,7 @@ pub const ALL: &[&Suite] = &[
     &lockstep::SUITE,
     &powercut::SUITE,
     &service::SUITE,
+    &units::SUITE,
 ];
 
 /// The suite of this name.
