@@ -15,6 +15,9 @@ use crate::{
 };
 use std::{fmt, str::FromStr};
 
+/// With this the names of the scopes begin that truepin has systemd make.
+pub const OWN: &str = "truepin-";
+
 /// The name of a unit that has a cgroup.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UnitName(String);
@@ -61,6 +64,12 @@ impl UnitName {
     #[must_use]
     pub fn is_slice(&self) -> bool {
         self.split().1 == "slice"
+    }
+
+    /// Whether it is a scope that truepin had made: nobody set it before, and it goes with its processes.
+    #[must_use]
+    pub fn is_own_scope(&self) -> bool {
+        self.split().1 == "scope" && self.0.starts_with(OWN)
     }
 
     /// Whether it starts processes itself, so that it has a `CPUAffinity`.
@@ -284,6 +293,9 @@ mod tests {
             ("system-x.slice", None),
             ("system.slice/other-x.slice/a.service", None),
             ("truepin.slice/run-db", None),
+            ("truepin.slice/truepin-run-db.scope", Some("truepin-run-db.scope")),
+            // No name of a unit: a template's.
+            ("truepin.slice/truepin-run-db@.scope", None),
             ("kubepods/pod1/abc", None),
             ("", None),
         ] {

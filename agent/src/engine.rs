@@ -298,6 +298,7 @@ impl Engine {
                 for planned in &steps {
                     tracing::debug!("{:?}: {}", planned.phase, planned.step.shell(&mount));
                 }
+                self.kernel.enters(self.state.entering());
                 let applied = executor::execute(&mut self.kernel, steps);
                 let untold = self.kernel.untold();
                 results.extend(untold.into_iter().map(|text| Event::Found(FindingKind::Systemd(text))));

@@ -120,3 +120,47 @@ fn nobody_there_is_told_and_the_file_written() {
     let (_, status) = m.json(&["status"]);
     assert!(status["findings"].to_string().contains("connecting to"), "{status}");
 }
+
+#[test]
+fn a_command_runs_in_a_scope_that_systemd_makes() {
+    if !is_root("a_command_runs_in_a_scope_that_systemd_makes") {
+        return;
+    }
+    let m = machine();
+    let systemd = Played::new(&m, &[]);
+    m.cgroup("truepin.slice", "");
+    let _agent = m.agent_with("reserved = \"0-1\"", &[("TRUEPIN_SYSTEMD", "systemd")]);
+    let home = "truepin.slice/truepin-run-x.scope";
+    let dir = m.path(&format!("cgroup/{home}")).display().to_string();
+    // A copied tree's files do not follow by themselves.
+    let work =
+        format!("cat {dir}/cgroup.procs && echo && cat {dir}/cpuset.cpus && printf 'populated 0\\n' >{dir}/cgroup.events");
+    let out = m.run(&["run", "--cpus", "2", "--name", "x", "--", "/bin/sh", "-c", &work]);
+    let said = String::from_utf8(out.stdout).unwrap();
+    let errors = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(0), "{errors} {}", m.log());
+    let (pid, cpus) = said.trim().split_once('\n').unwrap();
+    assert!(pid.parse::<u32>().is_ok() && !cpus.is_empty(), "{said}");
+    assert_eq!(
+        systemd.calls(),
+        [
+            "fail truepin-run-x.scope of 1 with [\"cpuset\"]".to_owned(),
+            format!("truepin-run-x.scope AllowedCPUs={cpus}"),
+            "replace truepin-run-x.scope by nothing".to_owned(),
+        ],
+        "{}",
+        m.log()
+    );
+    assert!(!fs::exists(&dir).unwrap());
+    // Nothing of it was there before, and nothing is to be put back.
+    let journal = m.path("state/systemd.json");
+    assert!(!journal.exists() || !fs::read_to_string(journal).unwrap().contains("truepin-run-x"));
+
+    systemd.world.lock().unwrap().fault = Fault::Refuses;
+    m.run(&["run", "--cpus", "2", "--name", "y", "--", "true"]);
+    let (_, status) = m.json(&["status"]);
+    let told = status["findings"].to_string();
+    for part in ["starting truepin-run-y.scope", "not today", "made directly instead"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+}

@@ -31,8 +31,18 @@ pub type Ticket = u64;
 pub enum Home {
     /// A cgroup that truepin makes in its slice.
     New,
+    /// A scope that systemd makes there, with the process that is to be put into it.
+    Scope,
     /// Somebody else's.
     Existing(CgroupPath),
+}
+
+impl Home {
+    /// Whether it is in truepin's slice, and truepin's to make and to remove.
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        matches!(self, Self::New | Self::Scope)
+    }
 }
 
 /// Who wrote a file, and when.

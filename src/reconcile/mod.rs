@@ -438,6 +438,12 @@ impl State {
         }
     }
 
+    /// Processes that are to be put into cgroups.
+    #[must_use]
+    pub fn entering(&self) -> &[(CgroupPath, u32)] {
+        &self.entering
+    }
+
     /// Whether the next outside event may be taken.
     #[must_use]
     pub fn is_idle(&self) -> bool {

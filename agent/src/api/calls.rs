@@ -430,8 +430,13 @@ fn admit(engine: &mut Engine, about: &About, a: Admission) -> Outcome {
         isolation: a.isolation,
         memory: a.memory,
     };
-    let home = a.cgroup.map_or(Home::New, Home::Existing);
     let pid = a.pid;
+    let home = match (a.cgroup, pid) {
+        (Some(path), _) => Home::Existing(path),
+        // A scope cannot be without a process.
+        (None, Some(_)) if engine.kernel.systemd.is_some() => Home::Scope,
+        (None, _) => Home::New,
+    };
     if let Some(pid) = pid {
         // In another pid namespace the same number is another process, which nobody asked to move.
         let mine = a.caller.is_none_or(|caller| procfs::descends(pid, caller));

@@ -9,16 +9,18 @@
 //! empties before it takes its next message (`manager_loop`, src/core/manager.c). So the answer to the read that follows
 //! says that the file has been written, if the kernel took it.
 //!
-//! Each conversation is a connection of its own: systemd sends every signal to whoever is connected to its private socket,
-//! and drops those connections when it executes itself anew. The private socket is there before dbus-daemon is; the system
+//! Each conversation is a connection of its own ([`wire`]): systemd sends every signal to whoever is connected to its private
+//! socket, and drops those connections when it executes itself anew. The private socket is there before dbus-daemon is; the system
 //! bus is asked where it is not.
 //! Invariants: nothing is set whose first value is not on disk; nobody is waited for longer than [`ANSWER`], and after
 //! that not asked again for [`SILENCE`].
 
 mod declared;
 mod journal;
+mod scopes;
 mod session;
 mod survey;
+mod wire;
 
 pub use journal::{Journal, JournalError};
 
@@ -94,9 +96,20 @@ pub enum Cause {
     /// It did not answer a moment ago.
     #[error("it did not answer {0:?} ago, and is not asked again before {SILENCE:?} have passed")]
     LeftAlone(Duration),
-    /// It said no, or what is no answer.
+    /// It said no.
+    #[error("{name}: {words}")]
+    Refused {
+        /// The error's name.
+        name: String,
+        /// What it is about.
+        words: String,
+    },
+    /// It said what is no answer.
     #[error(transparent)]
     Bus(#[from] Box<zbus::Error>),
+    /// The connection broke, or what came is no message.
+    #[error("the connection")]
+    Wire(#[source] io::Error),
     /// The property reads otherwise than it was set.
     #[error("the property reads {0:?} afterwards")]
     Otherwise(String),
@@ -111,6 +124,9 @@ pub enum Cause {
         /// As systemd has it.
         state: String,
     },
+    /// A job came to another end.
+    #[error("it is {0} afterwards")]
+    Ended(String),
     /// A cgroup that cannot be one.
     #[error("it is said to live in {0:?}")]
     Place(String),
@@ -305,7 +321,7 @@ async fn set(
     property: &'static str,
     list: &str,
 ) -> Result<(), Cause> {
-    if !journal.knows(unit.as_str(), property) {
+    if !unit.is_own_scope() && !journal.knows(unit.as_str(), property) {
         let value = list_of(&session.bytes(object, unit, property).await?);
         let drop_in = read_drop_in(&drop_in(places, unit, property))?;
         journal.note(unit.as_str(), path, property, First { value, drop_in })?;

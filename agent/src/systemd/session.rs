@@ -1,12 +1,11 @@
 //! One conversation with systemd's manager, in the words of org.freedesktop.systemd1(5).
 
-use super::{Cause, Places};
-use std::path::Path;
-use tokio::net::UnixStream;
+use super::{
+    Cause, Places,
+    wire::{Reply, Wire},
+};
 use truepin::units::UnitName;
 use zbus::{
-    Connection, Message,
-    connection::Builder,
     export::serde::Serialize,
     zvariant::{DynamicType, OwnedObjectPath, OwnedValue, Value},
 };
@@ -19,43 +18,37 @@ const UNIT: &str = "org.freedesktop.systemd1.Unit";
 /// An open connection.
 #[derive(Debug)]
 pub(super) struct Session {
-    connection: Connection,
+    wire: Wire,
 }
 
 impl Session {
     /// Over the private socket, or over the bus where that is not there.
     pub(super) async fn open(places: &Places) -> Result<Self, Cause> {
-        let connect = async |socket: &Path| {
-            let failed = |source| Cause::Connect { socket: socket.into(), source };
-            UnixStream::connect(socket).await.map(Builder::unix_stream).map_err(failed)
-        };
-        let connection = match connect(&places.private).await {
-            Ok(builder) => builder.p2p().build().await?,
-            Err(private) => match connect(&places.bus).await {
-                Ok(builder) => builder.build().await?,
+        let wire = match Wire::open(&places.private).await {
+            Ok(wire) => wire,
+            Err(private) => match Wire::open(&places.bus).await {
+                Ok(wire) => {
+                    const BUS: &str = "org.freedesktop.DBus";
+                    wire.call(BUS, "/org/freedesktop/DBus", BUS, "Hello", &()).await?;
+                    wire
+                }
                 // The private one is what root has always.
                 Err(_) => return Err(private),
             },
         };
-        Ok(Self { connection })
+        Ok(Self { wire })
     }
 
-    async fn call<B>(
-        &self,
-        object: &str,
-        interface: &str,
-        method: &str,
-        body: &B,
-    ) -> Result<Message, zbus::Error>
+    async fn call<B>(&self, object: &str, interface: &str, method: &str, body: &B) -> Result<Reply, Cause>
     where
         B: Serialize + DynamicType,
     {
-        self.connection.call_method(Some(NAME), object, Some(interface), method, body).await
+        self.wire.call(NAME, object, interface, method, body).await
     }
 
     async fn property(&self, object: &str, interface: &str, name: &str) -> Result<OwnedValue, Cause> {
         let reply = self.call(object, "org.freedesktop.DBus.Properties", "Get", &(interface, name)).await?;
-        Ok(reply.body().deserialize()?)
+        reply.value()
     }
 
     async fn text(&self, object: &str, interface: &str, name: &str) -> Result<String, Cause> {
@@ -66,18 +59,16 @@ impl Session {
     /// The unit's object; `None` where systemd has no such unit loaded.
     pub(super) async fn loaded(&self, unit: &UnitName) -> Result<Option<String>, Cause> {
         match self.call(OBJECT, MANAGER, "GetUnit", &(unit.as_str(),)).await {
-            Ok(reply) => Ok(Some(reply.body().deserialize::<OwnedObjectPath>()?.to_string())),
-            Err(zbus::Error::MethodError(name, ..)) if name.as_str() == format!("{NAME}.NoSuchUnit") => {
-                Ok(None)
-            }
-            Err(error) => Err(error.into()),
+            Ok(reply) => Ok(Some(reply.value::<OwnedObjectPath>()?.to_string())),
+            Err(Cause::Refused { name, .. }) if name == format!("{NAME}.NoSuchUnit") => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
     /// The unit's object, loaded from its files if it was not, and whatever came of that.
     pub(super) async fn load(&self, unit: &UnitName) -> Result<String, Cause> {
         let reply = self.call(OBJECT, MANAGER, "LoadUnit", &(unit.as_str(),)).await?;
-        Ok(reply.body().deserialize::<OwnedObjectPath>()?.to_string())
+        Ok(reply.value::<OwnedObjectPath>()?.to_string())
     }
 
     /// `loaded`, or why it is not: `not-found`, `masked`, `bad-setting`, `error`.
@@ -119,7 +110,36 @@ impl Session {
         type Unit =
             (String, String, String, String, String, String, OwnedObjectPath, u32, String, OwnedObjectPath);
         let reply = self.call(OBJECT, MANAGER, "ListUnits", &()).await?;
-        Ok(reply.body().deserialize::<Vec<Unit>>()?.into_iter().map(|unit| unit.0).collect())
+        Ok(reply.value::<Vec<Unit>>()?.into_iter().map(|unit| unit.0).collect())
+    }
+
+    /// Asks for a scope in `slice` with one process, which may make cgroups with cpusets below it.
+    pub(super) async fn start_scope(&self, unit: &UnitName, slice: &UnitName, pid: u32) -> Result<(), Cause> {
+        let properties = vec![
+            ("Description", Value::from(format!("truepin run ({unit})"))),
+            ("Slice", Value::from(slice.as_str())),
+            ("PIDs", Value::from(vec![pid])),
+            // The others stay switched off below the slice; systemd leaves alone what is made below the scope.
+            ("DelegateControllers", Value::from(vec!["cpuset"])),
+            // One that failed would hold its name.
+            ("CollectMode", Value::from("inactive-or-failed")),
+        ];
+        let others: Vec<(&str, Vec<(&str, Value<'_>)>)> = Vec::new();
+        self.call(OBJECT, MANAGER, "StartTransientUnit", &(unit.as_str(), "fail", properties, others))
+            .await?;
+        Ok(())
+    }
+
+    pub(super) async fn stop(&self, unit: &UnitName) -> Result<(), Cause> {
+        self.call(OBJECT, MANAGER, "StopUnit", &(unit.as_str(), "replace")).await?;
+        Ok(())
+    }
+
+    /// Whether a job of the unit's is still to be done, and its `ActiveState`.
+    pub(super) async fn state(&self, object: &str) -> Result<(bool, String), Cause> {
+        let job = self.property(object, UNIT, "Job").await?;
+        let (job, _) = <(u32, OwnedObjectPath)>::try_from(job).map_err(zbus::Error::from)?;
+        Ok((job != 0, self.text(object, UNIT, "ActiveState").await?))
     }
 
     pub(super) async fn reload(&self) -> Result<(), Cause> {

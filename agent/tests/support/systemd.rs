@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each user takes the part that it needs")]
 #![allow(clippy::unwrap_used, reason = "test code: a panic is a failure")]
 
-use crate::machine::Machine;
+use crate::machine::{Machine, make_cgroup};
 use std::{
     collections::BTreeMap,
     fs,
@@ -93,6 +93,49 @@ impl Manager {
         self.0.lock().unwrap().units.keys().map(one).collect()
     }
 
+    /// A scope: its cgroup is there, with the process, when its job is done.
+    async fn start_transient_unit(
+        &self,
+        name: &str,
+        mode: &str,
+        properties: Vec<(String, OwnedValue)>,
+        _others: Vec<(String, Vec<(String, OwnedValue)>)>,
+        #[zbus(object_server)] server: &zbus::ObjectServer,
+    ) -> Result<OwnedObjectPath, Refusal> {
+        if self.0.lock().unwrap().fault == Fault::Refuses {
+            return Err(Refusal::PropertyReadOnly("not today".into()));
+        }
+        let of = |wanted: &str| properties.iter().find(|(n, _)| n == wanted).unwrap().1.try_clone().unwrap();
+        let slice = String::try_from(of("Slice")).unwrap();
+        let pids = Vec::<u32>::try_from(of("PIDs")).unwrap();
+        let delegated = Vec::<String>::try_from(of("DelegateControllers")).unwrap();
+        let name: &'static str = Box::leak(name.to_owned().into_boxed_str());
+        {
+            let mut world = self.0.lock().unwrap();
+            let path: &'static str = Box::leak(format!("{slice}/{name}").into_boxed_str());
+            let dir = world.cgroups.join(path);
+            for up in [dir.parent().unwrap(), &dir] {
+                if !up.exists() {
+                    make_cgroup(&world.cgroups.with_file_name("made"), up, "");
+                }
+            }
+            fs::write(dir.join("cgroup.procs"), format!("{}\n", pids[0])).unwrap();
+            world.units.insert(name, path);
+            world.calls.push(format!("{mode} {name} of {} with {delegated:?}", pids.len()));
+        }
+        server.at(object(name), Scope(self.0.clone(), name)).await?;
+        server.at(object(name), Load(self.0.clone(), name)).await?;
+        Ok(ObjectPath::try_from("/org/freedesktop/systemd1/job/1").unwrap().into())
+    }
+
+    fn stop_unit(&self, name: &str, mode: &str) -> OwnedObjectPath {
+        let mut world = self.0.lock().unwrap();
+        fs::remove_dir_all(world.lives(name).unwrap()).unwrap();
+        world.units.remove(name);
+        world.calls.push(format!("{mode} {name} by nothing"));
+        ObjectPath::try_from("/org/freedesktop/systemd1/job/2").unwrap().into()
+    }
+
     /// Whatever comes of it: that is for `LoadState` to say.
     fn load_unit(&self, name: &str) -> OwnedObjectPath {
         ObjectPath::try_from(object(name)).unwrap().into()
@@ -163,6 +206,21 @@ impl Unit {
     }
 }
 
+struct Scope(Arc<Mutex<World>>, &'static str);
+
+#[interface(name = "org.freedesktop.systemd1.Scope")]
+impl Scope {
+    #[zbus(property)]
+    fn control_group(&self) -> String {
+        self.0.lock().unwrap().units.get(self.1).map(|path| format!("/{path}")).unwrap_or_default()
+    }
+
+    #[zbus(property, name = "AllowedCPUs")]
+    fn allowed_cpus(&self) -> Vec<u8> {
+        self.0.lock().unwrap().allowed.get(self.1).map(to_bytes).unwrap_or_default()
+    }
+}
+
 struct Load(Arc<Mutex<World>>, &'static str);
 
 #[interface(name = "org.freedesktop.systemd1.Unit")]
@@ -170,6 +228,17 @@ impl Load {
     #[zbus(property)]
     fn load_state(&self) -> String {
         self.0.lock().unwrap().states.get(self.1).copied().unwrap_or("loaded").to_owned()
+    }
+
+    #[zbus(property)]
+    fn active_state(&self) -> String {
+        let lives = self.0.lock().unwrap().lives(self.1).is_some();
+        if lives { "active" } else { "inactive" }.to_owned()
+    }
+
+    #[zbus(property)]
+    fn job(&self) -> (u32, OwnedObjectPath) {
+        (0, ObjectPath::try_from("/").unwrap().into())
     }
 }
 
@@ -208,7 +277,11 @@ impl Played {
                         Builder::unix_stream(stream).server(zbus::Guid::generate()).unwrap().p2p();
                     builder = builder.serve_at("/org/freedesktop/systemd1", Manager(served.clone())).unwrap();
                     for name in names {
-                        builder = builder.serve_at(object(name), Unit(served.clone(), name)).unwrap();
+                        builder = if name.ends_with(".scope") {
+                            builder.serve_at(object(name), Scope(served.clone(), name)).unwrap()
+                        } else {
+                            builder.serve_at(object(name), Unit(served.clone(), name)).unwrap()
+                        };
                         builder = builder.serve_at(object(name), Load(served.clone(), name)).unwrap();
                     }
                     open.extend(builder.build().await);

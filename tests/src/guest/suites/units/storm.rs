@@ -70,7 +70,8 @@ impl Drop for Running {
 fn storm(guest: &mut Guest, limit: u32) -> Outcome {
     let units: Vec<String> = (0..UNITS).map(|n| format!("u{n}.service")).collect();
     let members = ["m0.service", "m1.service"];
-    let mut config = format!("reserved = \"0-1\"\nisolation = \"partition\"\n[limits]\nrepairs-per-minute = {limit}\n");
+    let mut config =
+        format!("reserved = \"0-1\"\nisolation = \"partition\"\n[limits]\nrepairs-per-minute = {limit}\n");
     for unit in &units {
         config += &format!("[[unit]]\nname = \"{unit}\"\ncpus = 1\n");
     }
@@ -88,11 +89,17 @@ fn storm(guest: &mut Guest, limit: u32) -> Outcome {
         command("truepin", &["assign", &owner, "--cgroup", &home, "--cpus", "1", "--isolation", "member"])?;
     }
     let work = ["--", "/rig/bin/truepin-guest", "blink", "--threads", "1", "--on-ms", "1", "--off-ms", "100"];
-    let run = Command::new("truepin").args(["run", "--cpus", "1", "--name", "r0"]).args(work).stdin(Stdio::null()).spawn();
+    let run = Command::new("truepin")
+        .args(["run", "--cpus", "1", "--name", "r0"])
+        .args(work)
+        .stdin(Stdio::null())
+        .spawn();
     let _run = Running(run.context("starting truepin run")?);
     wait_until("the command's CPUs", secs(30), || Ok(row("run/r0").is_ok()))?;
     let mut sets = BTreeMap::new();
-    for owner in units.iter().map(String::as_str).chain(members).map(|u| format!("unit/{u}")).chain(["run/r0".into()]) {
+    for owner in
+        units.iter().map(String::as_str).chain(members).map(|u| format!("unit/{u}")).chain(["run/r0".into()])
+    {
         let cpus = cpus_of(&owner)?;
         sets.insert(owner, cpus);
     }
@@ -118,7 +125,8 @@ fn storm(guest: &mut Guest, limit: u32) -> Outcome {
                 let owner = format!("unit/{unit}");
                 let now = ledger()?.get(&owner).cloned().unwrap_or_default();
                 let sum = over.entry(owner).or_default();
-                (sum.foreign_ns, sum.departures) = (sum.foreign_ns + now.foreign_ns, sum.departures + now.departures);
+                (sum.foreign_ns, sum.departures) =
+                    (sum.foreign_ns + now.foreign_ns, sum.departures + now.departures);
                 systemctl(&["restart", unit])?;
             }
         }
@@ -142,7 +150,8 @@ fn storm(guest: &mut Guest, limit: u32) -> Outcome {
 
     let mut lost: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     for owner in sets.keys() {
-        let (old, new) = (before.get(owner).cloned().unwrap_or_default(), after.get(owner).cloned().unwrap_or_default());
+        let (old, new) =
+            (before.get(owner).cloned().unwrap_or_default(), after.get(owner).cloned().unwrap_or_default());
         let ended = over.get(owner).cloned().unwrap_or_default();
         // An epoch that began before the storm had its time then, too.
         let same = over.get(owner).is_none() && old.from == new.from;
@@ -155,7 +164,11 @@ fn storm(guest: &mut Guest, limit: u32) -> Outcome {
     }
     let ms = |ns: u64| ns / 1_000_000;
     for (owner, (ns, departures)) in &lost {
-        guest.say(format!("{owner}: CPUs {}, others ran there for {} ms, {departures} departures", sets[*owner], ms(*ns)));
+        guest.say(format!(
+            "{owner}: CPUs {}, others ran there for {} ms, {departures} departures",
+            sets[*owner],
+            ms(*ns)
+        ));
     }
     let total: u64 = lost.values().map(|(ns, _)| ns).sum();
     guest.say(format!(
@@ -188,6 +201,8 @@ fn partition_stands(unit: &str, cpus: &CpuSet) -> bool {
 /// Every fight that was told of has an end that was told of.
 fn fights_are_over() -> anyhow::Result<bool> {
     let (_, status) = truepin_json(&["status"])?;
-    let count = |kind: &str| status["findings"].as_array().into_iter().flatten().filter(|f| f["kind"] == kind).count();
+    let count = |kind: &str| {
+        status["findings"].as_array().into_iter().flatten().filter(|f| f["kind"] == kind).count()
+    };
     Ok(count("fight") == count("fight-over"))
 }
