@@ -17,8 +17,10 @@ use truepin::{
     units::UnitName,
 };
 
-/// Admits declared owners that are not there yet; who has no CPUs then stands in `about`.
-pub(crate) fn declare(declared: &mut [Declared], engine: &mut Engine, about: &mut About) {
+/// Admits declared owners that are not there yet; who has no CPUs then stands in `about`. True when systemd did not say where a
+/// unit lives, so that it is to be asked again soon.
+pub(crate) fn declare(declared: &mut [Declared], engine: &mut Engine, about: &mut About) -> bool {
+    let mut again = false;
     for d in declared.iter_mut() {
         if d.released {
             d.refused = None;
@@ -26,7 +28,11 @@ pub(crate) fn declare(declared: &mut [Declared], engine: &mut Engine, about: &mu
         }
         let why = match d.path.clone() {
             Some(path) => cgroup(d, path, engine, about),
-            None => unit(d, engine, about),
+            None => unit(d, engine, about).unwrap_or_else(|Unplaced(why)| {
+                again = true;
+                // What it holds it keeps meanwhile.
+                Some(why).filter(|_| engine.state.assignments.cpus_of(&d.owner).is_none())
+            }),
         };
         // Tried at every tick, said when it changes.
         if let Some(why) = &why
@@ -44,7 +50,11 @@ pub(crate) fn declare(declared: &mut [Declared], engine: &mut Engine, about: &mu
         Some(Unmet { owner: d.owner.clone(), path: d.path.clone(), cpus, why: d.refused.clone()? })
     };
     about.unmet = declared.iter().filter_map(unmet).collect();
+    again
 }
+
+/// Where a unit lives is not known, and why.
+struct Unplaced(String);
 
 fn request(d: &Declared, about: &About) -> (Request, Option<CpuSet>) {
     let (cpus, exactly) = match &d.cpus {
@@ -81,23 +91,17 @@ fn cgroup(d: &Declared, path: CgroupPath, engine: &mut Engine, about: &About) ->
 }
 
 /// Asked again at every tick, too: its place may be another one by then, and its property be changed by somebody.
-fn unit(d: &Declared, engine: &mut Engine, about: &About) -> Option<String> {
-    let name = UnitName::of(&d.owner)?;
+fn unit(d: &Declared, engine: &mut Engine, about: &About) -> Result<Option<String>, Unplaced> {
+    let Some(name) = UnitName::of(&d.owner) else { return Ok(None) };
     let Some(systemd) = &mut engine.kernel.systemd else {
         let what = "no systemd that could be told is the init here; declare its cgroup ([[cgroup]] with role = \"owner\")";
-        return Some(what.into());
+        return Ok(Some(what.into()));
     };
-    let held = engine.state.assignments.cpus_of(&d.owner).is_some();
-    let home = match systemd.place(&name) {
-        Ok(home) => home,
-        // What it holds it keeps; that systemd is silent is told where it is asked to do something.
-        Err(_) if held => return None,
-        Err(error) => return Some(chain(&error)),
-    };
+    let home = systemd.place(&name).map_err(|error| Unplaced(chain(&error)))?;
     let (request, exactly) = request(d, about);
-    match engine.ask(|ticket| Event::Expect { ticket, request, exactly, home }) {
+    Ok(match engine.ask(|ticket| Event::Expect { ticket, request, exactly, home }) {
         Answer::Pod(_) => None,
         Answer::Refused(error) => Some(chain(&error)),
         other => Some(format!("{other:?}")),
-    }
+    })
 }

@@ -39,6 +39,8 @@ use truepin::{
 const COALESCE_NS: u64 = 1_000_000;
 /// Open windows hold a sample each, and whoever may read may ask.
 pub(crate) const MAX_WAITING: usize = 64;
+/// After a manager of units that did not answer.
+const AGAIN_NS: u64 = 10_000_000_000;
 /// An hour.
 pub const MAX_WINDOW_MS: u64 = 3_600_000;
 
@@ -102,6 +104,7 @@ pub struct Agent {
     wake: Arc<EventFd>,
     waiting: Vec<Waiting>,
     attach_at_ns: Option<u64>,
+    declare_at_ns: Option<u64>,
     tick_ns: u64,
     next_tick_ns: u64,
     quiet_until_ns: u64,
@@ -146,6 +149,7 @@ impl Agent {
             wake: wake.clone(),
             waiting: Vec::new(),
             attach_at_ns: None,
+            declare_at_ns: None,
             tick_ns: u64::try_from(tick.as_nanos()).unwrap_or(u64::MAX),
             next_tick_ns: 0,
             quiet_until_ns: 0,
@@ -164,7 +168,7 @@ impl Agent {
         if !self.take_over() {
             return; // an empty table would give away CPUs that pods run on
         }
-        declare(&mut self.declared, &mut self.engine, &mut self.about);
+        self.declare();
         self.next_tick_ns = now_ns().saturating_add(self.tick_ns);
         // Every event above was taken to its end: what could be made as it should be is.
         self.notify.say(&format!("READY=1\n{}", self.status_line()));
@@ -193,6 +197,11 @@ impl Agent {
             self.gather();
             self.due();
         }
+    }
+
+    fn declare(&mut self) {
+        let again = declare(&mut self.declared, &mut self.engine, &mut self.about);
+        self.declare_at_ns = again.then(|| now_ns().saturating_add(AGAIN_NS));
     }
 
     fn survey_units(&mut self) {
@@ -237,6 +246,7 @@ impl Agent {
             self.engine.state.next_deadline(),
             self.waiting.iter().map(|w| w.due_ns).min(),
             self.attach_at_ns,
+            self.declare_at_ns,
             self.notify.due_ns(),
             self.engine.cri().and_then(Cri::due_ns),
             coalescing.then_some(self.quiet_until_ns),
@@ -343,6 +353,9 @@ impl Agent {
         if self.engine.cri().and_then(Cri::due_ns).is_some_and(|at| now >= at) {
             self.engine.look_at_tree();
         }
+        if self.declare_at_ns.is_some_and(|at| now >= at) {
+            self.declare();
+        }
         if now >= self.next_tick_ns {
             self.next_tick_ns = now.saturating_add(self.tick_ns);
             self.engine.drive(Event::Disturbed { writes: Vec::new(), departures: Vec::new() });
@@ -356,7 +369,7 @@ impl Agent {
             }
             self.engine.tick();
             self.survey_units();
-            declare(&mut self.declared, &mut self.engine, &mut self.about);
+            self.declare();
             self.notify.say(&self.status_line());
         }
     }

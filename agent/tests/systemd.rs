@@ -82,7 +82,7 @@ fn what_systemd_does_not_write_is_written_directly_and_told() {
     for (fault, words) in [
         (Fault::Refuses, "not today"),
         (Fault::DoesNotWrite, "still reads"),
-        (Fault::Hangs, "no answer within 2s"),
+        (Fault::Hangs, "no answer within 5s"),
     ] {
         let m = machine();
         let systemd = Played::new(&m, &[("db.service", "system.slice/db.service")]);
@@ -133,8 +133,9 @@ fn a_command_runs_in_a_scope_that_systemd_makes() {
     let home = "truepin.slice/truepin-run-x.scope";
     let dir = m.path(&format!("cgroup/{home}")).display().to_string();
     // A copied tree's files do not follow by themselves.
-    let work =
-        format!("cat {dir}/cgroup.procs && echo && cat {dir}/cpuset.cpus && printf 'populated 0\\n' >{dir}/cgroup.events");
+    let work = format!(
+        "cat {dir}/cgroup.procs && echo && cat {dir}/cpuset.cpus && printf 'populated 0\\n' >{dir}/cgroup.events"
+    );
     let out = m.run(&["run", "--cpus", "2", "--name", "x", "--", "/bin/sh", "-c", &work]);
     let said = String::from_utf8(out.stdout).unwrap();
     let errors = String::from_utf8(out.stderr).unwrap();

@@ -9,7 +9,10 @@
 //! `cgroup.events` that it is empty, and would take it for running where that is gone.
 
 use super::{ANSWER, Cause, Session, Systemd, SystemdError};
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 use truepin::{CgroupPath, units::UnitName};
 
 /// Between two looks at a job: it is done within milliseconds (`manager_dispatch_run_queue`, src/core/manager.c).
@@ -23,7 +26,8 @@ impl Systemd {
             let up = path.parent().unwrap_or_default();
             let slice = UnitName::at(&up).ok_or_else(|| Cause::Place(up.to_string()))?;
             session.start_scope(unit, &slice, pid).await?;
-            loop {
+            let until = Instant::now() + ANSWER;
+            while Instant::now() < until {
                 let Some(object) = session.loaded(unit).await? else {
                     return Err(Cause::Ended("gone".into()));
                 };
@@ -36,6 +40,7 @@ impl Systemd {
                     (false, state) => return Err(Cause::Ended(state)),
                 }
             }
+            Err(Cause::Silent(ANSWER))
         })
     }
 
@@ -48,7 +53,11 @@ impl Systemd {
                 return Ok(false);
             }
             session.stop(unit).await?;
+            let until = Instant::now() + ANSWER;
             while dir.exists() {
+                if Instant::now() > until {
+                    return Err(Cause::Silent(ANSWER));
+                }
                 if session.loaded(unit).await?.is_none() {
                     return Err(Cause::Ended("gone, and its cgroup is still there".into()));
                 }

@@ -4,6 +4,7 @@ use super::{
     Cause, Places,
     wire::{Reply, Wire},
 };
+use std::time::Duration;
 use truepin::units::UnitName;
 use zbus::{
     export::serde::Serialize,
@@ -19,31 +20,39 @@ const UNIT: &str = "org.freedesktop.systemd1.Unit";
 #[derive(Debug)]
 pub(super) struct Session {
     wire: Wire,
+    /// For each answer.
+    limit: Duration,
+}
+
+async fn within<T>(limit: Duration, what: impl Future<Output = Result<T, Cause>>) -> Result<T, Cause> {
+    tokio::time::timeout(limit, what).await.unwrap_or(Err(Cause::Silent(limit)))
 }
 
 impl Session {
     /// Over the private socket, or over the bus where that is not there.
-    pub(super) async fn open(places: &Places) -> Result<Self, Cause> {
-        let wire = match Wire::open(&places.private).await {
+    pub(super) async fn open(places: &Places, limit: Duration) -> Result<Self, Cause> {
+        let wire = match within(limit, Wire::open(&places.private)).await {
             Ok(wire) => wire,
-            Err(private) => match Wire::open(&places.bus).await {
+            // Who does not answer there does not answer on the bus.
+            Err(Cause::Silent(limit)) => return Err(Cause::Silent(limit)),
+            Err(private) => match within(limit, Wire::open(&places.bus)).await {
                 Ok(wire) => {
                     const BUS: &str = "org.freedesktop.DBus";
-                    wire.call(BUS, "/org/freedesktop/DBus", BUS, "Hello", &()).await?;
+                    within(limit, wire.call(BUS, "/org/freedesktop/DBus", BUS, "Hello", &())).await?;
                     wire
                 }
                 // The private one is what root has always.
                 Err(_) => return Err(private),
             },
         };
-        Ok(Self { wire })
+        Ok(Self { wire, limit })
     }
 
     async fn call<B>(&self, object: &str, interface: &str, method: &str, body: &B) -> Result<Reply, Cause>
     where
         B: Serialize + DynamicType,
     {
-        self.wire.call(NAME, object, interface, method, body).await
+        within(self.limit, self.wire.call(NAME, object, interface, method, body)).await
     }
 
     async fn property(&self, object: &str, interface: &str, name: &str) -> Result<OwnedValue, Cause> {

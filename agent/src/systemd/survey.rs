@@ -38,7 +38,7 @@ fn read(places: &Places) -> Result<Vec<Named>, String> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| chain(&e))?;
     let all = async {
-        let session = Session::open(places).await?;
+        let session = Session::open(places, LIMIT).await?;
         let mut named = Vec::new();
         for name in session.units().await? {
             let Ok(unit) = name.parse::<UnitName>() else { continue };

@@ -127,7 +127,8 @@ async fn receive(stream: &mut UnixStream) -> Result<Data<'static, 'static>, Caus
     };
     let word = |at: usize| {
         let word = [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
-        let value = if endian == Endian::Little { u32::from_le_bytes(word) } else { u32::from_be_bytes(word) };
+        let value =
+            if endian == Endian::Little { u32::from_le_bytes(word) } else { u32::from_be_bytes(word) };
         usize::try_from(value).unwrap_or(usize::MAX)
     };
     let (body, fields) = (word(4), word(12));

@@ -188,7 +188,11 @@ fn reborn(guest: &mut Guest) -> Outcome {
     // Up to 6.18 the list of a populated cgroup cannot be emptied.
     let list = home.read("cpuset.cpus")?;
     anyhow::ensure!(list.is_empty() || list == "0-11", "its list reads {list:?}");
-    equal("what it may use", home.cpus("cpuset.cpus.effective")?, Cgroup::root().cpus("cpuset.cpus.effective")?)?;
+    equal(
+        "what it may use",
+        home.cpus("cpuset.cpus.effective")?,
+        Cgroup::root().cpus("cpuset.cpus.effective")?,
+    )?;
     equal("its partition", home.read("cpuset.cpus.partition")?, "member".to_owned())?;
     equal("AllowedCPUs", property("db.service", "AllowedCPUs")?, String::new())?;
     anyhow::ensure!(!fs::exists("/run/systemd/system.control/db.service.d")?, "its drop-in is still there");
@@ -249,7 +253,12 @@ fn scope(guest: &mut Guest) -> Outcome {
     };
     equal("what it said", said, format!("Cpus_allowed_list:\t{cpus}\n0::/truepin.slice/{UNIT}\n"))?;
     stands()?;
-    for (name, value) in [("ActiveState", "active"), ("Slice", "truepin.slice"), ("Delegate", "yes"), ("DelegateControllers", "cpuset")] {
+    for (name, value) in [
+        ("ActiveState", "active"),
+        ("Slice", "truepin.slice"),
+        ("Delegate", "yes"),
+        ("DelegateControllers", "cpuset"),
+    ] {
         equal(name, property(UNIT, name)?, value.to_owned())?;
     }
     let written = log()?.lines().filter(|l| l.contains(": echo ")).count();
@@ -260,7 +269,10 @@ fn scope(guest: &mut Guest) -> Outcome {
     systemctl(&["restart", "truepin.service"])?;
     stands().context("after a restart of the agent")?;
     let again = log()?.lines().filter(|l| l.contains(": echo ")).count();
-    guest.say(format!("{UNIT} has {cpus}; {} steps by daemon-reload, daemon-reexec and a restart", again - written));
+    guest.say(format!(
+        "{UNIT} has {cpus}; {} steps by daemon-reload, daemon-reexec and a restart",
+        again - written
+    ));
     // As an administrator ends it.
     systemctl(&["stop", UNIT])?;
     let code = wait_until("the end of truepin run", secs(30), || Ok(run.try_wait()?.is_some()));
@@ -269,12 +281,18 @@ fn scope(guest: &mut Guest) -> Outcome {
     wait_until("the end of the owner", secs(10), || Ok(row("run/x").is_err()))?;
     // One that ends by itself, while nobody but truepin empties its cgroup.
     for round in 0..5 {
-        command("truepin", &["run", "--cpus", "1", "--name", "x", "--", "true"]).with_context(|| format!("round {round}"))?;
-        equal("units left", systemctl(&["list-units", "--all", "--no-legend", "truepin-run-*"])?, String::new())?;
+        command("truepin", &["run", "--cpus", "1", "--name", "x", "--", "true"])
+            .with_context(|| format!("round {round}"))?;
+        equal(
+            "units left",
+            systemctl(&["list-units", "--all", "--no-legend", "truepin-run-*"])?,
+            String::new(),
+        )?;
     }
     command("truepin", &["release", "--all"])?;
     anyhow::ensure!(!Cgroup::at("/truepin.slice").exists(), "truepin.slice is still there");
-    equal("the slice", property("truepin.slice", "ActiveState")?, "inactive".to_owned())?;
+    equal("the slice", property("truepin.slice", "ActiveState")?, "inactive".to_owned())
+        .with_context(|| log().unwrap_or_default())?;
     let findings = truepin_json(&["status"])?.1["findings"].to_string();
     anyhow::ensure!(!findings.contains("directly"), "{findings}");
     Ok(())
