@@ -9,10 +9,14 @@
 
 use crate::{
     cgroup::{CgroupPath, CpusetFile},
+    cpuset::CpuSet,
     idset::IdSet,
     owner::Owner,
 };
 use std::{fmt, str::FromStr};
+
+/// With this the names of the scopes begin that truepin has systemd make.
+pub const OWN: &str = "truepin-";
 
 /// The name of a unit that has a cgroup.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -62,6 +66,18 @@ impl UnitName {
         self.split().1 == "slice"
     }
 
+    /// Whether it is a scope that truepin had made: nobody set it before, and it goes with its processes.
+    #[must_use]
+    pub fn is_own_scope(&self) -> bool {
+        self.split().1 == "scope" && self.0.starts_with(OWN)
+    }
+
+    /// Whether it starts processes itself, so that it has a `CPUAffinity`.
+    #[must_use]
+    pub fn has_processes(&self) -> bool {
+        !matches!(self.split().1, "scope" | "slice")
+    }
+
     /// The unit whose own cgroup `path` is, by its name alone.
     #[must_use]
     pub fn at(path: &CgroupPath) -> Option<Self> {
@@ -90,6 +106,30 @@ impl UnitName {
             above = Some(stem.into());
         }
         None
+    }
+
+    /// The cgroup that systemd makes for the unit, which is in `slice`; `None` where `slice` names none.
+    #[must_use]
+    pub fn path_in(&self, slice: &str) -> Option<CgroupPath> {
+        let slice = if self.is_slice() { &self.0 } else { slice };
+        let stem = slice.strip_suffix(".slice")?;
+        let mut path = CgroupPath::root();
+        // `-.slice` is the root (slice_build_parent_slice, src/basic/unit-name.c).
+        for (end, _) in stem.match_indices('-').chain([(stem.len(), "")]).filter(|_| stem != "-") {
+            path = path.child(&format!("{}.slice", &stem[..end])).ok()?;
+        }
+        if self.is_slice() { Some(path) } else { path.child(&self.escaped()).ok() }
+    }
+
+    /// Its name as a directory of cgroup2 (`cg_escape`, src/basic/cgroup-util.c).
+    fn escaped(&self) -> String {
+        const CONTROLLERS: [&str; 12] = [
+            "cgroup", "cpu", "cpuacct", "cpuset", "io", "blkio", "memory", "devices", "pids", "hugetlb",
+            "rdma", "misc",
+        ];
+        let first = self.0.split('.').next().unwrap_or_default();
+        let clashes = self.0.starts_with(['_', '.']) || CONTROLLERS.contains(&first);
+        if clashes { format!("_{}", self.0) } else { self.0.clone() }
     }
 
     /// The unit that an owner is by its name.
@@ -167,10 +207,70 @@ pub fn from_bytes<T: Copy + Ord + From<u32> + Into<u32>>(bytes: &[u8]) -> Option
     IdSet::from_mask(bytes.chunks(4).map(word))
 }
 
+/// A list of CPUs that a unit names.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Named {
+    /// Which unit.
+    pub unit: UnitName,
+    /// `AllowedCPUs` or `CPUAffinity`.
+    pub property: &'static str,
+    /// Its value.
+    pub cpus: CpuSet,
+}
+
+/// A unit that names CPUs which cannot be had: what the kernel does not take of it systemd drops, and starts the unit.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Misnamed {
+    /// What is named.
+    pub named: Named,
+    /// CPUs that this machine does not have.
+    pub absent: CpuSet,
+    /// CPUs that are offline.
+    pub offline: CpuSet,
+}
+
+impl Named {
+    /// What is wrong with it on a machine with the CPUs `present`, of which `online` are online.
+    #[must_use]
+    pub fn judge(&self, present: &CpuSet, online: &CpuSet) -> Option<Misnamed> {
+        let absent = self.cpus.difference(&present.union(online));
+        let offline = self.cpus.difference(online).difference(&absent);
+        let wrong = !absent.is_empty() || !offline.is_empty();
+        wrong.then(|| Misnamed { named: self.clone(), absent, offline })
+    }
+}
+
+impl fmt::Display for Misnamed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Named { unit, property, cpus } = &self.named;
+        write!(f, "{property}={cpus} of {unit} names CPUs ")?;
+        match (self.absent.is_empty(), self.offline.is_empty()) {
+            (false, true) => write!(f, "{}, which this machine does not have", self.absent)?,
+            (true, _) => write!(f, "{}, which are offline", self.offline)?,
+            (false, false) => {
+                write!(
+                    f,
+                    "{}, which this machine does not have, and {}, which are offline",
+                    self.absent, self.offline
+                )?;
+            }
+        }
+        // `update_cpumask` (kernel/cgroup/cpuset.c) takes a list as a whole or not at all; one without a CPU that is online
+        // is as none. `sched_setaffinity` takes what there is of one, and fails with EINVAL where nothing is.
+        let what = match *property {
+            "AllowedCPUs" if !self.absent.is_empty() => {
+                "the kernel does not take such a list, and systemd starts the unit without any"
+            }
+            "AllowedCPUs" => "while they are, it runs on what is left of them, or on all that its slice has",
+            _ => "it runs on what is left of them, and does not start where nothing is",
+        };
+        write!(f, "; {what}: `systemctl edit {unit}` and name CPUs that are online")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpuset::CpuSet;
 
     fn at(path: &str) -> Option<String> {
         UnitName::at(&path.parse().unwrap()).map(|u| u.to_string())
@@ -193,10 +293,66 @@ mod tests {
             ("system-x.slice", None),
             ("system.slice/other-x.slice/a.service", None),
             ("truepin.slice/run-db", None),
+            ("truepin.slice/truepin-run-db.scope", Some("truepin-run-db.scope")),
+            // No name of a unit: a template's.
+            ("truepin.slice/truepin-run-db@.scope", None),
             ("kubepods/pod1/abc", None),
             ("", None),
         ] {
             assert_eq!(at(path).as_deref(), name, "{path}");
+        }
+    }
+
+    #[test]
+    fn where_a_unit_will_be() {
+        for (unit, slice, path) in [
+            ("db.service", "system.slice", Some("system.slice/db.service")),
+            (
+                "getty@tty1.service",
+                "system-getty.slice",
+                Some("system.slice/system-getty.slice/getty@tty1.service"),
+            ),
+            ("init.scope", "-.slice", Some("init.scope")),
+            ("a-b.slice", "whatever", Some("a.slice/a-b.slice")),
+            ("cpuset.service", "system.slice", Some("system.slice/_cpuset.service")),
+            ("db.service", "", None),
+            ("db.service", "x.service", None),
+        ] {
+            let unit: UnitName = unit.parse().unwrap();
+            let found = unit.path_in(slice);
+            assert_eq!(found.as_ref().map(CgroupPath::as_str), path, "{unit} in {slice}");
+            // And back.
+            assert_eq!(found.and_then(|p| UnitName::at(&p)), path.map(|_| unit));
+        }
+    }
+
+    #[test]
+    fn cpus_that_cannot_be_had() {
+        let set = |text: &str| text.parse::<CpuSet>().unwrap();
+        for (property, cpus, parts) in [
+            ("AllowedCPUs", "2-3", None),
+            (
+                "AllowedCPUs",
+                "2,8-9",
+                Some(["names CPUs 8-9, which this machine does not have;", "without any"]),
+            ),
+            ("AllowedCPUs", "2,7", Some(["names CPUs 7, which are offline;", "what is left of them"])),
+            (
+                "CPUAffinity",
+                "7-8",
+                Some([
+                    "names CPUs 8, which this machine does not have, and 7, which are offline;",
+                    "does not start",
+                ]),
+            ),
+        ] {
+            let unit: UnitName = "db.service".parse().unwrap();
+            let named = Named { unit, property, cpus: set(cpus) };
+            let told = named.judge(&set("0-7"), &set("0-6")).map(|m| m.to_string());
+            assert_eq!(told.is_some(), parts.is_some(), "{told:?}");
+            for part in parts.into_iter().flatten().chain([property, cpus, "db.service"]) {
+                assert!(told.as_ref().is_none_or(|t| t.contains(part)), "{part}: {told:?}");
+            }
         }
     }
 

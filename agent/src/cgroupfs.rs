@@ -117,6 +117,8 @@ pub struct CgroupFs {
     told: BTreeSet<(CgroupPath, CpusetFile)>,
     /// Processes that are to enter a cgroup, by pid, and when they started: a pid that ends is given out again.
     entering: BTreeMap<u32, u64>,
+    /// Where they are to enter: a scope is made with its process.
+    entrants: BTreeMap<CgroupPath, u32>,
 }
 
 /// What a read gives.
@@ -130,8 +132,9 @@ impl CgroupFs {
     #[must_use]
     pub fn new(mount: Mount, online: OnlineCpus) -> Self {
         let literal = !mount.copied && mount.root == Path::new("/sys/fs/cgroup");
-        let entering = BTreeMap::new();
-        Self { mount, online, literal, systemd: None, untold: Vec::new(), told: BTreeSet::new(), entering }
+        let (entering, entrants) = (BTreeMap::new(), BTreeMap::new());
+        let (untold, told) = (Vec::new(), BTreeSet::new());
+        Self { mount, online, literal, systemd: None, untold, told, entering, entrants }
     }
 
     /// Where it is mounted.
@@ -266,6 +269,11 @@ impl CgroupFs {
         self.entering.remove(&pid);
     }
 
+    /// Processes that the next steps put into cgroups.
+    pub fn enters(&mut self, entering: &[(CgroupPath, u32)]) {
+        self.entrants = entering.iter().cloned().collect();
+    }
+
     /// What systemd was to write and did not, since the last call.
     pub fn untold(&mut self) -> Vec<String> {
         std::mem::take(&mut self.untold)
@@ -320,8 +328,44 @@ impl CgroupFs {
         written
     }
 
-    fn create(&self, path: &CgroupPath) -> Result<(), KernelError> {
+    /// A scope with its process, by systemd. Also one that is to be made by hand then, since systemd did not.
+    fn make_scope(&mut self, path: &CgroupPath) -> Result<bool, KernelError> {
+        let unit = UnitName::at(path).filter(UnitName::is_own_scope);
+        let (Some(unit), Some(pid)) = (unit, self.entrants.get(path).copied()) else { return Ok(false) };
+        self.is_meant(path, pid)?;
+        let Some(systemd) = &mut self.systemd else { return Ok(false) };
+        match systemd.start_scope(&unit, path, pid) {
+            Ok(()) => {
+                tracing::info!("{path}: made by systemd, with pid {pid}");
+                Ok(true)
+            }
+            Err(error) => {
+                let why = systemd::told(&error);
+                tracing::warn!("{why}; {path} is made directly");
+                self.untold.push(format!(
+                    "{why}; its cgroup was made directly instead, and systemd does not know of it"
+                ));
+                Ok(false)
+            }
+        }
+    }
+
+    /// Has systemd end what it has there; what is left then is for us to remove.
+    fn stop_unit(&mut self, path: &CgroupPath) {
         let dir = self.dir(path);
+        let (Some(unit), Some(systemd)) = (UnitName::at(path), &mut self.systemd) else { return };
+        match systemd.stop(&unit, path, &dir) {
+            Ok(true) => tracing::info!("{path}: removed by systemd"),
+            Ok(false) => {}
+            Err(error) => tracing::warn!("{}; {path} is removed directly", systemd::told(&error)),
+        }
+    }
+
+    fn create(&mut self, path: &CgroupPath) -> Result<(), KernelError> {
+        let dir = self.dir(path);
+        if self.make_scope(path)? {
+            return Ok(());
+        }
         if !self.literal {
             return fs::create_dir(&dir).map_err(|e| failed("mkdir", &dir, None, &e));
         }
@@ -396,7 +440,10 @@ impl Kernel for CgroupFs {
     fn apply(&mut self, step: &Step) -> Result<(), KernelError> {
         match step {
             Step::Create(path) => self.create(path),
-            Step::Remove(path) => self.remove(path),
+            Step::Remove(path) => {
+                self.stop_unit(path);
+                if self.dir(path).exists() { self.remove(path) } else { Ok(()) }
+            }
             Step::Enable(path) => write(&self.dir(path).join("cgroup.subtree_control"), "+cpuset"),
             Step::Write { path, file, new, .. } => self.write_value(path, *file, &new.to_string()),
             Step::Enter { path, pid } => self.enter(path, *pid),

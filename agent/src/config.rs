@@ -3,6 +3,10 @@
 //! Unknown keys are refused with the nearest known one: a typo in the name of a safety setting must not silently give
 //! the default. Values that this version does not serve are refused by name, never ignored.
 
+mod units;
+
+pub use units::UnitRule;
+
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::{
@@ -46,6 +50,8 @@ pub struct Config {
     pub kthread_budget_ns_per_s: u64,
     /// Roles of cgroups and declared owners.
     pub cgroups: Vec<CgroupRule>,
+    /// systemd units with CPUs of their own.
+    pub units: Vec<UnitRule>,
 }
 
 /// What the agent does.
@@ -163,7 +169,7 @@ pub enum ConfigError {
 }
 
 /// Keys by table; a trailing `.` on a table that is not served yet.
-const KNOWN: [(&str, &[&str]); 5] = [
+const KNOWN: [(&str, &[&str]); 6] = [
     (
         "",
         &[
@@ -190,9 +196,10 @@ const KNOWN: [(&str, &[&str]); 5] = [
     ("sources", &["bpf", "notify", "writers", "pods", "cri"]),
     ("budgets", &["unbound-kthread"]),
     ("cgroup", &["path", "role", "owner", "cpus", "on-intrusion"]),
+    ("unit", &["name", "cpus"]),
 ];
 
-const NOT_SERVED: [&str; 3] = ["unit", "api", "journal"];
+const NOT_SERVED: [&str; 2] = ["api", "journal"];
 
 #[derive(Default, Clone, Copy, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -227,6 +234,7 @@ struct File {
     sources: Sources,
     budgets: Budgets,
     cgroup: Vec<CgroupRule>,
+    unit: Vec<UnitRule>,
 }
 
 #[derive(Default, Deserialize)]
@@ -274,6 +282,13 @@ impl Config {
 
     /// Whether everything fits the mode, also after the command line has changed it.
     pub fn check_mode(&self, path: &Path) -> Result<(), ConfigError> {
+        if let (RunMode::Audit, Some(unit)) = (self.mode, self.units.first()) {
+            let what = format!(
+                "[[unit]] {}: mode audit tells systemd nothing; declare its cgroup ([[cgroup]] with role = \"owner\") and its CPUs",
+                unit.name
+            );
+            return Err(ConfigError::Content { path: path.into(), what });
+        }
         let counted = self.cgroups.iter().find(|c| matches!(c.cpus, Some(Reserve::Count(_))));
         match (self.mode, counted) {
             (RunMode::Audit, Some(rule)) => {
@@ -308,6 +323,7 @@ impl Config {
             )));
         }
         check_owners(&file, &content)?;
+        units::check(&file, &content)?;
         for rule in &file.cgroup {
             let named = |what: &str| content(format!("[[cgroup]] {}: {what}", rule.path));
             match rule.role {
@@ -340,6 +356,7 @@ impl Config {
             sources: file.sources,
             kthread_budget_ns_per_s,
             cgroups: file.cgroup,
+            units: file.unit,
         };
         config.check_mode(path)?;
         Ok(config)
@@ -491,6 +508,17 @@ mod tests {
         one(a, of_a) + &one(b, of_b)
     }
 
+    fn unit(name: &str, cpus: &str) -> String {
+        format!("[[unit]]\nname = {name:?}\ncpus = {cpus}\n")
+    }
+
+    #[test]
+    fn units() {
+        let c = parse(&(unit("postgresql@15-main.service", "4") + &unit("x.slice", "\"2-3\""))).unwrap();
+        assert_eq!(c.units[0].owner().to_string(), "unit/postgresql@15-main.service");
+        assert_eq!((&c.units[0].cpus, c.units[1].name.as_str()), (&Reserve::Count(4), "x.slice"));
+    }
+
     #[test]
     fn refusals_name_key_and_value() {
         for (text, needle) in [
@@ -530,6 +558,17 @@ mod tests {
             ("mode = \"audit\"\n[[cgroup]]\npath = \"a\"\nrole = \"owner\"\ncpus = 2", "not a count"),
             (&owners("a", "1-2", "a/b", "3"), "lies inside /a"),
             (&owners("a", "1-2", "b", "2-3"), "shares CPUs with /a"),
+            (&unit("db@.service", "2"), "a template has none: name an instance"),
+            (&unit("db", "2"), "no type such as .service"),
+            (&unit("db.timer", "2"), "only services, scopes"),
+            (&unit("db.service", "0"), "`cpus` is empty"),
+            (&unit("db.service", "\"\""), "`cpus` is empty"),
+            ("[[unit]]\nname = \"db.service\"", "missing field `cpus`"),
+            ("[[unit]]\nname = \"db.service\"\ncpu = 2", "did you mean `unit.cpus`?"),
+            (&unit("db.service", "2").repeat(2), "is declared twice"),
+            (&(unit("a.service", "\"1-2\"") + &unit("b.service", "\"2\"")), "shares CPUs with a.service"),
+            (&(unit("a.service", "\"1-2\"") + &owners("a", "2", "b", "3")), "shares CPUs with /a"),
+            (&format!("mode = \"audit\"\n{}", unit("a.service", "\"1\"")), "declare its cgroup"),
         ] {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(needle), "{text:?}: {error}");

@@ -205,7 +205,8 @@ impl Engine {
     /// Takes an outside event to its end.
     pub fn drive(&mut self, event: Event) {
         self.carry_through(VecDeque::from([event]));
-        let untold = self.put_back_units();
+        let mut untold = self.put_back_units();
+        untold.extend(self.promise_units());
         self.carry_through(untold.into_iter().map(|text| Event::Found(FindingKind::Systemd(text))).collect());
     }
 
@@ -218,6 +219,29 @@ impl Engine {
             Some(systemd) => systemd.undo(|unit, path| state.governs(path) || held(unit)),
             None => Vec::new(),
         }
+    }
+
+    /// Looks for units that name CPUs which cannot be had; `done` says that there may be something to hear.
+    pub fn survey_units(&mut self, done: impl FnOnce() + Send + 'static) {
+        if let Some(systemd) = &mut self.kernel.systemd {
+            systemd.survey(done);
+        }
+    }
+
+    /// Tells of those that were found.
+    pub fn hear_units(&mut self) {
+        let Some(systemd) = &mut self.kernel.systemd else { return };
+        let present = self.state.topology.present().unwrap_or(&self.state.online);
+        for found in systemd.misnamed(present, &self.state.online) {
+            self.drive(Event::Found(FindingKind::Systemd(found.to_string())));
+        }
+    }
+
+    /// Units that are promised CPUs are born with them.
+    fn promise_units(&mut self) -> Vec<String> {
+        let Some(systemd) = &mut self.kernel.systemd else { return Vec::new() };
+        let promised = self.state.promised_units();
+        systemd.promise(promised.filter_map(|(o, path, cpus)| Some((UnitName::of(o)?, path, cpus))))
     }
 
     fn carry_through(&mut self, mut events: VecDeque<Event>) {
@@ -274,6 +298,7 @@ impl Engine {
                 for planned in &steps {
                     tracing::debug!("{:?}: {}", planned.phase, planned.step.shell(&mount));
                 }
+                self.kernel.enters(self.state.entering());
                 let applied = executor::execute(&mut self.kernel, steps);
                 let untold = self.kernel.untold();
                 results.extend(untold.into_iter().map(|text| Event::Found(FindingKind::Systemd(text))));

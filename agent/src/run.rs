@@ -5,9 +5,9 @@
 //! is only a safety net.
 
 use crate::{
-    api::calls::{self, About, Call, Outcome, Unmet, problem},
-    config::Reserve,
+    api::calls::{self, About, Call, Outcome, problem},
     cri::Cri,
+    declare::declare,
     engine::{Engine, Gathered, now_ns},
     hotplug::Hotplug,
     kubelet::Lookout,
@@ -31,8 +31,7 @@ use tokio::sync::oneshot;
 use truepin::{
     CpuSet, Owner,
     pod::Pod,
-    reconcile::{Answer, Event, FindingKind, Home},
-    request::{Isolation, Request},
+    reconcile::{Answer, Event, FindingKind},
     verdict::Evidence,
 };
 
@@ -40,6 +39,8 @@ use truepin::{
 const COALESCE_NS: u64 = 1_000_000;
 /// Open windows hold a sample each, and whoever may read may ask.
 pub(crate) const MAX_WAITING: usize = 64;
+/// After a manager of units that did not answer.
+const AGAIN_NS: u64 = 10_000_000_000;
 /// An hour.
 pub const MAX_WINDOW_MS: u64 = 3_600_000;
 
@@ -103,6 +104,7 @@ pub struct Agent {
     wake: Arc<EventFd>,
     waiting: Vec<Waiting>,
     attach_at_ns: Option<u64>,
+    declare_at_ns: Option<u64>,
     tick_ns: u64,
     next_tick_ns: u64,
     quiet_until_ns: u64,
@@ -147,6 +149,7 @@ impl Agent {
             wake: wake.clone(),
             waiting: Vec::new(),
             attach_at_ns: None,
+            declare_at_ns: None,
             tick_ns: u64::try_from(tick.as_nanos()).unwrap_or(u64::MAX),
             next_tick_ns: 0,
             quiet_until_ns: 0,
@@ -169,6 +172,7 @@ impl Agent {
         self.next_tick_ns = now_ns().saturating_add(self.tick_ns);
         // Every event above was taken to its end: what could be made as it should be is.
         self.notify.say(&format!("READY=1\n{}", self.status_line()));
+        self.survey_units();
         loop {
             self.notify.alive(now_ns());
             self.wait();
@@ -189,9 +193,23 @@ impl Agent {
             }
             self.admit_pods(pods);
             self.engine.hear_names();
+            self.engine.hear_units();
             self.gather();
             self.due();
         }
+    }
+
+    fn declare(&mut self) {
+        let again = declare(&mut self.declared, &mut self.engine, &mut self.about);
+        self.declare_at_ns = again.then(|| now_ns().saturating_add(AGAIN_NS));
+    }
+
+    fn survey_units(&mut self) {
+        let wake = self.wake.clone();
+        // The counter can only be full when nobody reads it, and then it is readable all the same.
+        self.engine.survey_units(move || {
+            let _ = wake.write(1);
+        });
     }
 
     fn admit_pods(&mut self, pods: Vec<(Pod, oneshot::Sender<Outcome>)>) {
@@ -228,6 +246,7 @@ impl Agent {
             self.engine.state.next_deadline(),
             self.waiting.iter().map(|w| w.due_ns).min(),
             self.attach_at_ns,
+            self.declare_at_ns,
             self.notify.due_ns(),
             self.engine.cri().and_then(Cri::due_ns),
             coalescing.then_some(self.quiet_until_ns),
@@ -334,6 +353,9 @@ impl Agent {
         if self.engine.cri().and_then(Cri::due_ns).is_some_and(|at| now >= at) {
             self.engine.look_at_tree();
         }
+        if self.declare_at_ns.is_some_and(|at| now >= at) {
+            self.declare();
+        }
         if now >= self.next_tick_ns {
             self.next_tick_ns = now.saturating_add(self.tick_ns);
             self.engine.drive(Event::Disturbed { writes: Vec::new(), departures: Vec::new() });
@@ -346,6 +368,7 @@ impl Agent {
                 self.engine.drive(Event::Found(FindingKind::Rival(text)));
             }
             self.engine.tick();
+            self.survey_units();
             self.declare();
             self.notify.say(&self.status_line());
         }
@@ -376,61 +399,6 @@ impl Agent {
             other => tracing::error!("nothing was taken over: {other:?}"),
         }
         false
-    }
-
-    /// Admits declared owners that are not there yet and whose cgroup is.
-    fn declare(&mut self) {
-        for d in &mut self.declared {
-            let held = self.engine.state.assignments.owners.contains_key(&d.owner);
-            if held || d.released {
-                d.refused = None;
-                continue;
-            }
-            let dir = self.engine.kernel.dir(&d.path);
-            if !dir.exists() {
-                let why = format!("{} does not exist", dir.display());
-                if d.refused.as_ref() != Some(&why) {
-                    tracing::warn!("{} waits: {why}", d.owner);
-                }
-                d.refused = Some(why);
-                continue;
-            }
-            let (count, exactly) = match &d.cpus {
-                Reserve::Count(n) => (*n, None),
-                Reserve::Cpus(set) => (u32::try_from(set.len()).unwrap_or(u32::MAX), Some(set.clone())),
-            };
-            let request = Request {
-                owner: d.owner.clone(),
-                cpus: count,
-                numa: self.about.numa,
-                whole_cores: false,
-                near: truepin::NodeSet::new(),
-                isolation: Isolation::Auto,
-                memory: 0,
-            };
-            let home = Home::Existing(d.path.clone());
-            let why =
-                match self.engine.ask(|ticket| Event::Admit { ticket, request, exactly, home, pid: None }) {
-                    Answer::Assigned(..) => None,
-                    Answer::Refused(error) => Some(chain(&error)),
-                    other => Some(format!("{other:?}")),
-                };
-            // Tried at every tick, said when it changes.
-            if let Some(why) = &why
-                && d.refused.as_ref() != Some(why)
-            {
-                tracing::warn!("{} was not admitted: {why}", d.owner);
-            }
-            d.refused = why;
-        }
-        let unmet = |d: &Declared| {
-            let cpus = match &d.cpus {
-                Reserve::Cpus(cpus) => cpus.clone(),
-                Reserve::Count(_) => CpuSet::new(),
-            };
-            Some(Unmet { owner: d.owner.clone(), path: d.path.clone(), cpus, why: d.refused.clone()? })
-        };
-        self.about.unmet = self.declared.iter().filter_map(unmet).collect();
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
     api::calls::About,
     bpf::{BpfProbe, Hook, WriteHook},
     cgroupfs::{CgroupFs, Mount, MountError},
-    config::{Config, Reserve, RunMode},
+    config::{Config, Reserve, RunMode, UnitRule},
     containers::{Names, Scanner},
     cri::{self, Cri},
     engine::Engine,
@@ -133,8 +133,8 @@ impl StartError {
 pub struct Declared {
     /// Who.
     pub owner: Owner,
-    /// Its cgroup.
-    pub path: CgroupPath,
+    /// Its cgroup; none: the unit's, wherever systemd has it.
+    pub path: Option<CgroupPath>,
     /// How many CPUs, or which.
     pub cpus: Reserve,
     /// Why it was last refused.
@@ -228,6 +228,7 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
             .iter()
             .filter_map(|c| Some((c.path.clone(), c.on_intrusion?)))
             .collect(),
+        units: config.units.iter().map(UnitRule::owner).collect(),
         kthread_budget_ns_per_s: config.kthread_budget_ns_per_s,
         tolerance: evidence::tolerance()?,
     };
@@ -257,8 +258,14 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
     let declared = config.cgroups.iter().filter_map(|c| {
         let cpus = c.cpus.clone().filter(|_| c.role == Role::Owner)?;
         let owner = c.owner.clone().unwrap_or_else(|| Owner::Cgroup(c.path.clone()));
-        Some(Declared { owner, path: c.path.clone(), cpus, refused: None, released: false })
+        Some(Declared { owner, path: Some(c.path.clone()), cpus, refused: None, released: false })
     });
+    let units = config.units.iter().map(|u| {
+        let cpus = u.cpus.clone();
+        Declared { owner: u.owner(), path: None, cpus, refused: None, released: false }
+    });
+    // Those first that are to be there before others start.
+    let declared = units.chain(declared);
     let mut engine = Engine::new(state, kernel, collector, store, writers, scanner, paths.sysfs.clone());
     (engine.watch, engine.hotplug) = (watch, hotplug);
     // What is taken over depends on who runs; everything else can be named later.

@@ -1,180 +1,15 @@
-//! systemd as the owner of units' cgroups: its manager is played by a D-Bus server on a private socket, on a copied tree,
-//! with the faults that the real one has. What the real one does with it is the guests' to show.
+//! systemd as the owner of units' cgroups. What the real one does with it is the guests' to show.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test code: a panic is a failure")]
 
 #[path = "support/machine.rs"]
 mod machine;
 
+#[path = "support/systemd.rs"]
+mod systemd;
+
 use machine::{Machine, is_root, wait};
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::PathBuf,
-    sync::{Arc, Mutex, mpsc},
-    thread,
-};
-use truepin::{
-    CpuSet,
-    units::{from_bytes, to_bytes},
-};
-use zbus::{
-    connection::Builder,
-    interface,
-    zvariant::{ObjectPath, OwnedObjectPath, OwnedValue},
-};
-
-/// What goes wrong.
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum Fault {
-    None,
-    /// `SetUnitProperties` is answered with an error.
-    Refuses,
-    /// The property has the value, the file does not get it.
-    DoesNotWrite,
-    /// `SetUnitProperties` is never answered.
-    Hangs,
-}
-
-#[derive(Debug)]
-struct World {
-    /// By unit: its cgroup.
-    units: BTreeMap<&'static str, &'static str>,
-    /// `AllowedCPUs=`
-    allowed: BTreeMap<String, CpuSet>,
-    /// Calls that change something, in order.
-    calls: Vec<String>,
-    fault: Fault,
-    cgroups: PathBuf,
-    controls: PathBuf,
-}
-
-#[derive(Clone)]
-struct Manager(Arc<Mutex<World>>);
-
-fn object(unit: &str) -> String {
-    let name: String = unit.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
-    format!("/org/freedesktop/systemd1/unit/{name}")
-}
-
-#[derive(zbus::DBusError, Debug)]
-#[zbus(prefix = "org.freedesktop.systemd1")]
-enum Refusal {
-    #[zbus(error)]
-    ZBus(zbus::Error),
-    NoSuchUnit(String),
-    PropertyReadOnly(String),
-}
-
-#[interface(name = "org.freedesktop.systemd1.Manager")]
-impl Manager {
-    fn get_unit(&self, name: &str) -> Result<OwnedObjectPath, Refusal> {
-        let known = self.0.lock().unwrap().units.contains_key(name);
-        let none = || Refusal::NoSuchUnit(format!("Unit {name} not loaded."));
-        if known { Ok(ObjectPath::try_from(object(name)).unwrap().into()) } else { Err(none()) }
-    }
-
-    async fn set_unit_properties(
-        &self,
-        name: &str,
-        runtime: bool,
-        properties: Vec<(String, OwnedValue)>,
-    ) -> Result<(), Refusal> {
-        let fault = self.0.lock().unwrap().fault;
-        match fault {
-            Fault::Hangs => std::future::pending().await,
-            Fault::Refuses => return Err(Refusal::PropertyReadOnly("not today".into())),
-            Fault::None | Fault::DoesNotWrite => {}
-        }
-        let mut world = self.0.lock().unwrap();
-        for (property, value) in properties {
-            assert!(runtime && property == "AllowedCPUs");
-            let set: CpuSet = from_bytes(&Vec::<u8>::try_from(value).unwrap()).unwrap();
-            let dir = world.controls.join(format!("{name}.d"));
-            fs::create_dir_all(&dir).unwrap();
-            fs::write(dir.join("50-AllowedCPUs.conf"), format!("[Service]\nAllowedCPUs={set}\n")).unwrap();
-            // An empty one leaves the file as it is.
-            if fault == Fault::None && !set.is_empty() {
-                let file = world.cgroups.join(world.units[name]).join("cpuset.cpus");
-                fs::write(file, format!("{set}\n")).unwrap();
-            }
-            world.calls.push(format!("{name} AllowedCPUs={set}"));
-            world.allowed.insert(name.into(), set);
-        }
-        Ok(())
-    }
-
-    fn reload(&self) {
-        self.0.lock().unwrap().calls.push("reload".into());
-    }
-}
-
-/// A unit's object, of whatever type: only its properties are read.
-struct Unit(Arc<Mutex<World>>, &'static str);
-
-#[interface(name = "org.freedesktop.systemd1.Service")]
-impl Unit {
-    #[zbus(property)]
-    fn control_group(&self) -> String {
-        format!("/{}", self.0.lock().unwrap().units[self.1])
-    }
-
-    #[zbus(property, name = "AllowedCPUs")]
-    fn allowed_cpus(&self) -> Vec<u8> {
-        self.0.lock().unwrap().allowed.get(self.1).map(to_bytes).unwrap_or_default()
-    }
-}
-
-/// systemd with these units (services), at `TRUEPIN_SYSTEMD`.
-struct Played {
-    world: Arc<Mutex<World>>,
-}
-
-impl Played {
-    fn new(m: &Machine, units: &[(&'static str, &'static str)]) -> Self {
-        let run = m.path("systemd");
-        fs::create_dir_all(&run).unwrap();
-        let world = Arc::new(Mutex::new(World {
-            units: units.iter().copied().collect(),
-            allowed: BTreeMap::new(),
-            calls: Vec::new(),
-            fault: Fault::None,
-            cgroups: m.path("cgroup"),
-            controls: run.join("system.control"),
-        }));
-        let (ready, listens) = mpsc::channel();
-        let served = world.clone();
-        // It ends with the test's process.
-        thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                let listener = tokio::net::UnixListener::bind(run.join("private")).unwrap();
-                ready.send(()).unwrap();
-                let mut open = Vec::new();
-                loop {
-                    let (stream, _) = listener.accept().await.unwrap();
-                    let names: Vec<&'static str> = served.lock().unwrap().units.keys().copied().collect();
-                    let mut builder =
-                        Builder::unix_stream(stream).server(zbus::Guid::generate()).unwrap().p2p();
-                    builder = builder.serve_at("/org/freedesktop/systemd1", Manager(served.clone())).unwrap();
-                    for name in names {
-                        builder = builder.serve_at(object(name), Unit(served.clone(), name)).unwrap();
-                    }
-                    open.extend(builder.build().await);
-                }
-            });
-        });
-        listens.recv().unwrap();
-        Self { world }
-    }
-
-    fn calls(&self) -> Vec<String> {
-        std::mem::take(&mut self.world.lock().unwrap().calls)
-    }
-
-    fn allowed(&self, unit: &str) -> String {
-        self.world.lock().unwrap().allowed.get(unit).map(ToString::to_string).unwrap_or_default()
-    }
-}
+use std::fs;
+use systemd::{Fault, Played};
 
 const MEMBER: &[&str] = &[
     "assign",
@@ -247,7 +82,7 @@ fn what_systemd_does_not_write_is_written_directly_and_told() {
     for (fault, words) in [
         (Fault::Refuses, "not today"),
         (Fault::DoesNotWrite, "still reads"),
-        (Fault::Hangs, "no answer within 2s"),
+        (Fault::Hangs, "no answer within 5s"),
     ] {
         let m = machine();
         let systemd = Played::new(&m, &[("db.service", "system.slice/db.service")]);
@@ -284,4 +119,49 @@ fn nobody_there_is_told_and_the_file_written() {
     assert_eq!((code, owner["cpus"].as_str()), (0, Some(db(&m).as_str())), "{owner}");
     let (_, status) = m.json(&["status"]);
     assert!(status["findings"].to_string().contains("connecting to"), "{status}");
+}
+
+#[test]
+fn a_command_runs_in_a_scope_that_systemd_makes() {
+    if !is_root("a_command_runs_in_a_scope_that_systemd_makes") {
+        return;
+    }
+    let m = machine();
+    let systemd = Played::new(&m, &[]);
+    m.cgroup("truepin.slice", "");
+    let _agent = m.agent_with("reserved = \"0-1\"", &[("TRUEPIN_SYSTEMD", "systemd")]);
+    let home = "truepin.slice/truepin-run-x.scope";
+    let dir = m.path(&format!("cgroup/{home}")).display().to_string();
+    // A copied tree's files do not follow by themselves.
+    let work = format!(
+        "cat {dir}/cgroup.procs && echo && cat {dir}/cpuset.cpus && printf 'populated 0\\n' >{dir}/cgroup.events"
+    );
+    let out = m.run(&["run", "--cpus", "2", "--name", "x", "--", "/bin/sh", "-c", &work]);
+    let said = String::from_utf8(out.stdout).unwrap();
+    let errors = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(0), "{errors} {}", m.log());
+    let (pid, cpus) = said.trim().split_once('\n').unwrap();
+    assert!(pid.parse::<u32>().is_ok() && !cpus.is_empty(), "{said}");
+    assert_eq!(
+        systemd.calls(),
+        [
+            "fail truepin-run-x.scope of 1 with [\"cpuset\"]".to_owned(),
+            format!("truepin-run-x.scope AllowedCPUs={cpus}"),
+            "replace truepin-run-x.scope by nothing".to_owned(),
+        ],
+        "{}",
+        m.log()
+    );
+    assert!(!fs::exists(&dir).unwrap());
+    // Nothing of it was there before, and nothing is to be put back.
+    let journal = m.path("state/systemd.json");
+    assert!(!journal.exists() || !fs::read_to_string(journal).unwrap().contains("truepin-run-x"));
+
+    systemd.world.lock().unwrap().fault = Fault::Refuses;
+    m.run(&["run", "--cpus", "2", "--name", "y", "--", "true"]);
+    let (_, status) = m.json(&["status"]);
+    let told = status["findings"].to_string();
+    for part in ["starting truepin-run-y.scope", "not today", "made directly instead"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
 }

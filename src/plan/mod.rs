@@ -93,6 +93,11 @@ pub struct Desired {
     pub owners: BTreeMap<CgroupPath, OwnerCgroup>,
     /// CPUs of owners that have no cgroup: nobody else's.
     pub promised: CpuSet,
+    /// Where those are to come whose place is known: to be read as well.
+    pub expected: BTreeSet<CgroupPath>,
+    /// Owners' cgroups of others whose `cpuset.cpus` is truepin's in every mode: systemd has it from a property of the unit,
+    /// which outlives the cgroup, and the next one is born with it.
+    pub units: BTreeSet<CgroupPath>,
     /// CPUs of everybody else.
     pub pool: CpuSet,
     /// CPUs that no owner gets.
@@ -175,6 +180,7 @@ impl Desired {
         let mut paths = vec![self.slice.clone()];
         paths.extend(self.owners.keys().cloned());
         paths.extend(self.first.keys().cloned());
+        paths.extend(self.expected.iter().cloned());
         Scope::Around(paths)
     }
 }

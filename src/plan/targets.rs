@@ -200,7 +200,7 @@ impl Aim<'_> {
                 let stands = cgroup.and_then(|c| c.cpuset.as_ref()).is_some_and(CpusetObserved::is_partition);
                 let may = served && (stands || !self.desired.pool.is_empty());
                 t.partition = Some(if may { owner.kind } else { PartitionKind::Member });
-                if owner.created || self.desired.local {
+                if owner.created || self.desired.local || self.desired.units.contains(path) {
                     // With remote partitions alone, the cgroups above have what is left of them.
                     let all = self.desired.pool_written || self.desired.local;
                     t.cpus = Some(if all { list } else { owner.cpus.clone() });

@@ -111,6 +111,7 @@ impl Turn<'_> {
         let unread = self.s.causes.mark();
         self.s.causes.reads();
         self.settle_names();
+        self.arrived();
         self.s.leaving = self.recognise();
         if self.s.settings.audit {
             self.s.fitted = true; // nothing is fitted to it, and what goes from now on is of interest
@@ -124,6 +125,8 @@ impl Turn<'_> {
         self.demote();
         let stale = self.s.stale().into_iter().map(|o| (o, super::pods::NOT_ACTIVE));
         self.s.leaving.extend(stale);
+        let undeclared = self.s.undeclared().into_iter().map(|o| (o, super::units::UNDECLARED));
+        self.s.leaving.extend(undeclared);
         if !self.s.leaving.is_empty() && self.s.pending.is_none() {
             return self.gone();
         }
@@ -232,11 +235,13 @@ impl Turn<'_> {
         gone
     }
 
-    /// Those that are gone leave the table. A pod whose container is gone stays in it: only its epoch ends.
+    /// Those that are gone leave the table. A pod whose container is gone stays in it, and a declared unit that has stopped:
+    /// only its epoch ends.
     pub(super) fn gone(&mut self) {
         let (mut owners, mut parting) = (Vec::new(), Vec::new());
         for (owner, why) in self.s.leaving.clone() {
-            if why != super::pods::NOT_ACTIVE && super::pods::uid_of(&owner).is_some() {
+            let stays = super::pods::uid_of(&owner).is_some() || self.s.settings.units.contains(&owner);
+            if why != super::pods::NOT_ACTIVE && stays {
                 parting.push(owner);
                 continue;
             }

@@ -34,8 +34,18 @@ pub type Ticket = u64;
 pub enum Home {
     /// A cgroup that truepin makes in its slice.
     New,
+    /// A scope that systemd makes there, with the process that is to be put into it.
+    Scope,
     /// Somebody else's.
     Existing(CgroupPath),
+}
+
+impl Home {
+    /// Whether it is in truepin's slice, and truepin's to make and to remove.
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        matches!(self, Self::New | Self::Scope)
+    }
 }
 
 /// Who wrote a file, and when.
@@ -124,6 +134,17 @@ pub enum Event {
         home: Home,
         /// A process to put there.
         pid: Option<u32>,
+    },
+    /// Configuration declares a unit: it has CPUs from now on, whether it runs or not.
+    Expect {
+        /// For the answer.
+        ticket: Ticket,
+        /// What it is to have.
+        request: Request,
+        /// Exactly these CPUs, where configuration names them.
+        exactly: Option<CpuSet>,
+        /// Where its cgroup is, or will be.
+        home: CgroupPath,
     },
     /// Somebody gives CPUs back.
     Release {

@@ -44,6 +44,7 @@ mod requests;
 mod runtime;
 mod settle;
 mod step;
+mod units;
 mod writes;
 
 pub use findings::{Cause, Finding, FindingKind};
@@ -102,6 +103,8 @@ pub struct Settings {
     pub on_intrusion: OnIntrusion,
     /// At these owners' cgroups instead; and ignored cgroups that may be fenced all the same.
     pub on_intrusion_at: BTreeMap<CgroupPath, OnIntrusion>,
+    /// systemd units that keep their CPUs, whether they run or not.
+    pub units: BTreeSet<Owner>,
     /// For unbound kernel threads, nanoseconds a second and CPU.
     pub kthread_budget_ns_per_s: u64,
     /// Of the cross-check.
@@ -263,7 +266,7 @@ pub struct State {
     pub first: FirstValues,
     /// Whose containers are.
     pub containers: ContainerMap,
-    /// Where an owner's newest container is.
+    /// Where an owner's newest container is, or a declared unit's cgroup is or will be.
     homes: BTreeMap<Owner, CgroupPath>,
     sources: Sources,
     /// Containers of which nobody knows whose they are, told once.
@@ -376,8 +379,9 @@ impl State {
         let known = Runtime { seen: true, entered: true, ..Runtime::default() };
         let runtime = assignments.owners.keys().map(|o| (o.clone(), known.clone())).collect();
         // As the record has it: where an old container of an owner is still there too, this one has the CPUs.
-        let pods = assignments.owners.iter().filter(|(o, _)| matches!(o, Owner::Pod { .. }));
-        let homes = pods.map(|(o, a)| (o.clone(), a.cgroup.clone())).collect();
+        let follows = |o: &Owner| matches!(o, Owner::Pod { .. }) || settings.units.contains(o);
+        let followed = assignments.owners.iter().filter(|(o, _)| follows(o));
+        let homes = followed.map(|(o, a)| (o.clone(), a.cgroup.clone())).collect();
         let fallback = durable.is_some().then(|| Box::new((assignments.clone(), first.clone())));
         let online = topology.online().clone();
         let fights = Fights::new(settings.repairs_per_minute);
@@ -443,6 +447,12 @@ impl State {
         }
     }
 
+    /// Processes that are to be put into cgroups.
+    #[must_use]
+    pub fn entering(&self) -> &[(CgroupPath, u32)] {
+        &self.entering
+    }
+
     /// Whether the next outside event may be taken.
     #[must_use]
     pub fn is_idle(&self) -> bool {
@@ -474,6 +484,8 @@ impl State {
             narrow: self.progress.narrow.clone(),
             stuck: self.progress.stuck.iter().filter(|(_, s)| **s).map(|(p, _)| p.clone()).collect(),
             blocked,
+            expected: self.expected(),
+            units: self.units(),
             local: !self.facts.exclusive,
             ..Desired::of(&self.settings.slice, table, &self.online)
         };

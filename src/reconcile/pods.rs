@@ -344,7 +344,7 @@ impl Turn<'_> {
     }
 
     /// True when the owner lives there from now on.
-    fn house(&mut self, owner: &Owner, path: &CgroupPath) -> bool {
+    pub(super) fn house(&mut self, owner: &Owner, path: &CgroupPath) -> bool {
         let generation = self.next_generation();
         match self.s.assignments.house(owner, path, generation) {
             Ok(moved) => {
@@ -390,7 +390,9 @@ impl Turn<'_> {
             {
                 p.made = false;
             }
-            if self.s.homes.get(&owner) == Some(&before.cgroup) {
+            // A unit's next cgroup is where the last one was.
+            let pod = uid_of(&owner).is_some();
+            if pod && self.s.homes.get(&owner) == Some(&before.cgroup) {
                 self.s.homes.remove(&owner);
             }
             stood.push((owner, before, runtime));
@@ -402,26 +404,22 @@ impl Turn<'_> {
     fn remember(&mut self, owner: &Owner, runtime: &Runtime, verdict: Option<&Verdict>) {
         let mut ended = runtime.ended.clone();
         let at = self.now;
+        let earlier = if uid_of(owner).is_some() { "an earlier container" } else { "an earlier start" };
         if runtime.base.is_some() {
             // What the epochs before it came to is in the verdict, too.
             ended.clear();
             match verdict.map(|v| (v.judgement, v.reasons.clone())) {
                 Some((Judgement::Held, _)) => {}
                 Some((Judgement::Violated, reasons)) => {
-                    let faults =
-                        reasons.into_iter().map(|r| format!("in an earlier container: {r}")).collect();
-                    ended.push(Ended { at, why: "an earlier container was violated".into(), faults });
+                    let faults = reasons.into_iter().map(|r| format!("in {earlier}: {r}")).collect();
+                    ended.push(Ended { at, why: format!("{earlier} was violated"), faults });
                 }
                 Some((Judgement::Inconclusive, reasons)) => {
                     let why = reasons.first().cloned().unwrap_or_default();
-                    ended.push(Ended {
-                        at,
-                        why: format!("of an earlier container: {why}"),
-                        faults: Vec::new(),
-                    });
+                    ended.push(Ended { at, why: format!("of {earlier}: {why}"), faults: Vec::new() });
                 }
                 None => {
-                    let why = "an earlier container ended without being judged".into();
+                    let why = format!("{earlier} ended without being judged");
                     ended.push(Ended { at, why, faults: Vec::new() });
                 }
             }
@@ -489,7 +487,7 @@ impl super::State {
     }
 
     /// CPUs that are online and in no other manager's partition.
-    fn ours(&self) -> CpuSet {
+    pub(super) fn ours(&self) -> CpuSet {
         self.online.difference(&crate::plan::foreign(&self.desired(), &self.observed, None))
     }
 

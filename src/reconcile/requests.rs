@@ -12,6 +12,7 @@ use crate::{
     plan,
     request::{Isolation, Request},
     topology::CpuTopology,
+    units,
     verdict::Evidence,
 };
 use std::collections::BTreeMap;
@@ -26,8 +27,7 @@ impl Turn<'_> {
         pid: Option<u32>,
     ) {
         // Truepin's own cgroups are one command's each: a second one would share the CPUs with the first.
-        let taken =
-            pid.is_some() && *home == Home::New && self.s.assignments.owners.contains_key(&request.owner);
+        let taken = pid.is_some() && home.is_own() && self.s.assignments.owners.contains_key(&request.owner);
         let admitted = if taken {
             Err(AdmitError::InUse { owner: request.owner.clone() })
         } else {
@@ -38,8 +38,7 @@ impl Turn<'_> {
                 let owner = request.owner.clone();
                 let turned = reserved == Reserved::Unchanged && !self.s.settings.audit;
                 let before = turned.then(|| self.turn(&owner, request.isolation)).flatten();
-                let fresh =
-                    Runtime { seen: *home != Home::New && !self.s.settings.audit, ..Runtime::default() };
+                let fresh = Runtime { seen: !home.is_own() && !self.s.settings.audit, ..Runtime::default() };
                 self.s.runtime.entry(owner.clone()).or_insert(fresh);
                 self.s.fights.forget(&cgroup);
                 self.s.mends.forget(&cgroup);
@@ -70,10 +69,15 @@ impl Turn<'_> {
         }
         let cgroup = match home {
             Home::New => self.s.settings.slice.child(&dir_name(&request.owner))?,
+            // Names of units are one host's, so they begin with ours.
+            Home::Scope => {
+                let name = format!("{}{}.scope", units::OWN, dir_name(&request.owner));
+                self.s.settings.slice.child(&name)?
+            }
             Home::Existing(path) => path.clone(),
         };
         let slice = &self.s.settings.slice;
-        if *home != Home::New && (cgroup.is_within(slice) || slice.is_within(&cgroup)) {
+        if !home.is_own() && (cgroup.is_within(slice) || slice.is_within(&cgroup)) {
             return Err(AdmitError::OwnSlice { path: cgroup, slice: slice.clone() });
         }
         if let Some(set) = &exactly {
@@ -103,7 +107,7 @@ impl Turn<'_> {
         let (isolation, mode) = if audit {
             (request.isolation, Mode::Audit)
         } else {
-            self.s.resolve(&request.owner, request.isolation, *home == Home::New)?
+            self.s.resolve(&request.owner, request.isolation, home.is_own())?
         };
         // Other managers' partitions are neither free nor pool.
         let foreign = plan::foreign(&self.s.desired(), &self.s.observed, Some(&cgroup));
@@ -112,7 +116,7 @@ impl Turn<'_> {
         } else {
             self.place(request, Some(&cgroup), &Within::Anywhere)?
         };
-        let created = *home == Home::New;
+        let created = home.is_own();
         let generation = self.next_generation();
         let assignment = Assignment {
             cpus,

@@ -2,6 +2,7 @@
 
 use super::{
     AdmitError, Answer, Effect, FindingKind, Pending, Runtime, Work,
+    converge::same_cgroup,
     step::{Turn, keep},
 };
 use crate::{
@@ -65,7 +66,13 @@ impl Turn<'_> {
             if Some(&found.owner) == admitting.as_ref() {
                 continue;
             }
-            let mode = self.s.assignments.owners.get(&found.owner).map(|a| self.s.in_force(a));
+            let owner = self.s.assignments.owners.get(&found.owner);
+            // One that was made anew is not as it is to be yet, and its epoch has not begun.
+            let anew = |b: &Observed| owner.is_some_and(|a| !same_cgroup(b, &self.s.observed, &a.cgroup));
+            if before.is_some_and(anew) {
+                continue;
+            }
+            let mode = owner.map(|a| self.s.in_force(a));
             // In member mode a new cgroup is allowed everywhere until it is caught; whether it ran is the ledger's to
             // say. Only what stays is a fault of the sets.
             let passing =

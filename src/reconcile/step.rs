@@ -16,6 +16,7 @@ pub fn step(state: &mut State, event: Event, now: Instant) -> Vec<Effect> {
         Event::Admit { ticket, request, exactly, home, pid } => {
             t.admit(ticket, &request, exactly, &home, pid);
         }
+        Event::Expect { ticket, request, exactly, home } => t.expect(ticket, &request, exactly, home),
         Event::Release { ticket, owner } => t.release(ticket, owner),
         Event::AdmitPods(pods) => t.admit_pods(pods),
         Event::Adopt { ticket, owners } => t.adopt(ticket, owners),

@@ -176,8 +176,8 @@ pub struct About {
 pub struct Unmet {
     /// Who.
     pub owner: Owner,
-    /// Its cgroup.
-    pub path: CgroupPath,
+    /// Its cgroup, where that is known.
+    pub path: Option<CgroupPath>,
     /// The CPUs that configuration names, if it does.
     pub cpus: CpuSet,
     /// Why.
@@ -398,7 +398,7 @@ fn owners(engine: &mut Engine, about: &About) -> Result<OwnersDoc, Box<ProblemDo
         owner: u.owner.clone(),
         cpus: CpuSet::new(),
         nodes: NodeSet::new(),
-        cgroup: u.path.to_string(),
+        cgroup: u.path.as_ref().map(ToString::to_string).unwrap_or_default(),
         mode: state.settings.mode(),
         isolation: state.settings.isolation,
         created: false,
@@ -431,8 +431,13 @@ fn admit(engine: &mut Engine, about: &About, a: Admission) -> Outcome {
         isolation: a.isolation,
         memory: a.memory,
     };
-    let home = a.cgroup.map_or(Home::New, Home::Existing);
     let pid = a.pid;
+    let home = match (a.cgroup, pid) {
+        (Some(path), _) => Home::Existing(path),
+        // A scope cannot be without a process.
+        (None, Some(_)) if engine.kernel.systemd.is_some() => Home::Scope,
+        (None, _) => Home::New,
+    };
     if let Some(pid) = pid {
         // In another pid namespace the same number is another process, which nobody asked to move.
         let mine = a.caller.is_none_or(|caller| procfs::descends(pid, caller));

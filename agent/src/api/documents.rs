@@ -126,7 +126,12 @@ impl OwnerDoc {
     /// One that has no cgroup.
     #[must_use]
     pub fn promised(owner: &Owner, p: &Promise, nodes: NodeSet) -> Self {
-        let waits = if p.made { "waits for its container to come again" } else { "waits for its container" };
+        let waits = match (owner, p.made) {
+            (Owner::Unit(_), false) => "waits for the unit to start",
+            (Owner::Unit(_), true) => "waits for the unit to start again",
+            (_, false) => "waits for its container",
+            (_, true) => "waits for its container to come again",
+        };
         Self {
             schema: "truepin.owner/1".into(),
             owner: owner.clone(),

@@ -9,14 +9,18 @@
 //! empties before it takes its next message (`manager_loop`, src/core/manager.c). So the answer to the read that follows
 //! says that the file has been written, if the kernel took it.
 //!
-//! Each conversation is a connection of its own: systemd sends every signal to whoever is connected to its private socket,
-//! and drops those connections when it executes itself anew. The private socket is there before dbus-daemon is; the system
+//! Each conversation is a connection of its own ([`wire`]): systemd sends every signal to whoever is connected to its private
+//! socket, and drops those connections when it executes itself anew. The private socket is there before dbus-daemon is; the system
 //! bus is asked where it is not.
 //! Invariants: nothing is set whose first value is not on disk; nobody is waited for longer than [`ANSWER`], and after
 //! that not asked again for [`SILENCE`].
 
+mod declared;
 mod journal;
+mod scopes;
 mod session;
+mod survey;
+mod wire;
 
 pub use journal::{Journal, JournalError};
 
@@ -24,11 +28,13 @@ use crate::store::chain;
 use journal::{Entry, First};
 use session::Session;
 use std::{
+    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
+use survey::Survey;
 use truepin::{
     CgroupPath, CpuSet, CpusetFile,
     idset::IdSet,
@@ -36,8 +42,9 @@ use truepin::{
     units::{self, UnitName},
 };
 
-/// The manager answers within milliseconds; under a `daemon-reload` of a large host within a second or so.
-const ANSWER: Duration = Duration::from_secs(2);
+/// The manager answers within milliseconds; under a `daemon-reload` of a large host within a second or so. For one answer:
+/// what is made durable between two questions takes the disk's time, not the manager's.
+const ANSWER: Duration = Duration::from_secs(5);
 /// `Reload` is answered when it is done.
 const RELOAD: Duration = Duration::from_secs(10);
 /// One that did not answer is left alone so long: each write would wait in vain.
@@ -90,15 +97,40 @@ pub enum Cause {
     /// It did not answer a moment ago.
     #[error("it did not answer {0:?} ago, and is not asked again before {SILENCE:?} have passed")]
     LeftAlone(Duration),
-    /// It said no, or what is no answer.
+    /// It said no.
+    #[error("{name}: {words}")]
+    Refused {
+        /// The error's name.
+        name: String,
+        /// What it is about.
+        words: String,
+    },
+    /// It said what is no answer.
     #[error(transparent)]
     Bus(#[from] Box<zbus::Error>),
+    /// The connection broke, or what came is no message.
+    #[error("the connection")]
+    Wire(#[source] io::Error),
     /// The property reads otherwise than it was set.
     #[error("the property reads {0:?} afterwards")]
     Otherwise(String),
     /// What was before could not be made durable, so nothing was set.
     #[error("what it was before could not be noted")]
     Journal(#[from] JournalError),
+    /// There is no such unit to be set.
+    #[error("its LoadState is {state:?}; {}", declared::remedy(state, unit))]
+    NotLoaded {
+        /// Which.
+        unit: UnitName,
+        /// As systemd has it.
+        state: String,
+    },
+    /// A job came to another end.
+    #[error("it is {0} afterwards")]
+    Ended(String),
+    /// A cgroup that cannot be one.
+    #[error("it is said to live in {0:?}")]
+    Place(String),
     /// A drop-in could not be read, or not be put back.
     #[error("{operation} {}", path.display())]
     DropIn {
@@ -134,6 +166,10 @@ pub struct Systemd {
     silent: Option<Instant>,
     /// When putting something back failed for the last time, and with which words.
     owed: Option<(Instant, Vec<String>)>,
+    /// Units that are promised CPUs: what their next cgroups are born with, as it was last read or set, and why it could
+    /// not be.
+    promised: BTreeMap<UnitName, declared::Told>,
+    survey: Survey,
 }
 
 /// A list in the kernel's grammar as the property has it; both kinds of lists are the same there.
@@ -156,7 +192,14 @@ impl Systemd {
     /// A manager at `places`; first values go to `journal`.
     #[must_use]
     pub fn new(places: Places, journal: Journal) -> Self {
-        Self { places, journal, silent: None, owed: None }
+        Self {
+            places,
+            journal,
+            silent: None,
+            owed: None,
+            promised: BTreeMap::new(),
+            survey: Survey::default(),
+        }
     }
 
     /// Runs one conversation.
@@ -189,10 +232,7 @@ impl Systemd {
             .enable_all()
             .build()
             .map_err(|e| zbus::Error::InputOutput(e.into()))?;
-        runtime.block_on(async {
-            let all = async { conversation(Session::open(places).await?, journal, places).await };
-            tokio::time::timeout(limit, all).await.unwrap_or(Err(Cause::Silent(limit)))
-        })
+        runtime.block_on(async { conversation(Session::open(places, limit).await?, journal, places).await })
     }
 
     /// Sets the property behind `file` of the unit whose cgroup `path` is, to `list`. Only a unit that is loaded and lives
@@ -279,7 +319,7 @@ async fn set(
     property: &'static str,
     list: &str,
 ) -> Result<(), Cause> {
-    if !journal.knows(unit.as_str(), property) {
+    if !unit.is_own_scope() && !journal.knows(unit.as_str(), property) {
         let value = list_of(&session.bytes(object, unit, property).await?);
         let drop_in = read_drop_in(&drop_in(places, unit, property))?;
         journal.note(unit.as_str(), path, property, First { value, drop_in })?;

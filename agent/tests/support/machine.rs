@@ -5,7 +5,7 @@
 use serde_json::Value;
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
@@ -136,37 +136,43 @@ impl Machine {
     /// The cgroups of a container, with all above it.
     pub(crate) fn container(&self, uid: &str, id: &str) {
         for dir in ["kubepods".to_owned(), format!("kubepods/pod{uid}"), format!("kubepods/pod{uid}/{id}")] {
-            let at = self.path(&format!("cgroup/{dir}"));
-            if at.exists() {
-                continue;
+            if !self.path(&format!("cgroup/{dir}")).exists() {
+                self.cgroup(&dir, "");
             }
-            // All files at once, as the kernel does (`kernfs_activate` at the end of `cgroup_mkdir`): an agent that comes
-            // between would find a cgroup without a cpuset, and what it writes would be lost.
-            let made = self.path("made");
-            fs::create_dir(&made).unwrap();
-            for (file, text) in [
-                ("cgroup.controllers", "cpuset cpu\n"),
-                ("cgroup.subtree_control", "cpuset\n"),
-                ("cgroup.procs", ""),
-                ("cgroup.type", "domain\n"),
-                ("cgroup.events", "populated 1\nfrozen 0\n"),
-                ("cpuset.cpus", "\n"),
-                ("cpuset.mems", "\n"),
-                ("cpuset.cpus.effective", "0-7\n"),
-                ("cpuset.mems.effective", "0-1\n"),
-                ("cpuset.cpus.exclusive", "\n"),
-                ("cpuset.cpus.exclusive.effective", "\n"),
-                ("cpuset.cpus.partition", "member\n"),
-            ] {
-                fs::write(made.join(file), text).unwrap();
-            }
-            fs::rename(&made, &at).unwrap();
         }
+    }
+
+    /// A cgroup of somebody else's.
+    pub(crate) fn cgroup(&self, path: &str, cpus: &str) {
+        make_cgroup(&self.path("made"), &self.path(&format!("cgroup/{path}")), cpus);
     }
 
     pub(crate) fn file(&self, cgroup: &str, name: &str) -> String {
         fs::read_to_string(self.path(&format!("cgroup/{cgroup}/{name}"))).unwrap().trim().to_owned()
     }
+}
+
+/// All files at once, as the kernel does (`kernfs_activate` at the end of `cgroup_mkdir`): an agent that comes between would
+/// find a cgroup without a cpuset, and what it writes would be lost. `made` is a path beside the tree.
+pub(crate) fn make_cgroup(made: &Path, at: &Path, cpus: &str) {
+    fs::create_dir(made).unwrap();
+    for (file, text) in [
+        ("cgroup.controllers", "cpuset cpu"),
+        ("cgroup.subtree_control", "cpuset"),
+        ("cgroup.type", "domain"),
+        ("cgroup.events", "populated 1\nfrozen 0"),
+        ("cpuset.cpus", cpus),
+        ("cpuset.mems", ""),
+        ("cpuset.cpus.effective", "0-7"),
+        ("cpuset.mems.effective", "0-1"),
+        ("cpuset.cpus.exclusive", ""),
+        ("cpuset.cpus.exclusive.effective", ""),
+        ("cpuset.cpus.partition", "member"),
+    ] {
+        fs::write(made.join(file), format!("{text}\n")).unwrap();
+    }
+    fs::write(made.join("cgroup.procs"), "").unwrap();
+    fs::rename(made, at).unwrap();
 }
 
 pub(crate) struct Agent(pub(crate) Child);

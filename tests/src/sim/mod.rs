@@ -72,6 +72,7 @@ impl Setup {
             roles: BTreeMap::new(),
             on_intrusion: plan::OnIntrusion::Report,
             on_intrusion_at: BTreeMap::new(),
+            units: std::collections::BTreeSet::new(),
             kthread_budget_ns_per_s: 10_000_000,
             tolerance: Tolerance { tick_ns: 4_000_000, per_switch_ns: 10_000 },
         };

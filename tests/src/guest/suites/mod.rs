@@ -16,6 +16,7 @@ pub mod odd;
 pub mod powercut;
 pub mod service;
 pub mod smoke;
+pub mod units;
 pub mod writers;
 
 /// Every suite.
@@ -34,6 +35,7 @@ pub const ALL: &[&Suite] = &[
     &lockstep::SUITE,
     &powercut::SUITE,
     &service::SUITE,
+    &units::SUITE,
 ];
 
 /// The suite of this name.
