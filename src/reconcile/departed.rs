@@ -29,8 +29,7 @@ impl Turn<'_> {
         }
         runtime.left |= runtime.base.as_ref().is_some_and(|b| d.at_ns >= b.at.mono_ns);
         // One that runs in the pool for want of a CPU departs all the time; that it does was told.
-        let has_cpus =
-            self.s.assignments.cpus_of(&owner).is_none_or(|c| !c.is_disjoint(&self.s.online));
+        let has_cpus = self.s.assignments.cpus_of(&owner).is_none_or(|c| !c.is_disjoint(&self.s.online));
         if !has_cpus || runtime.departed_ns.is_some_and(|at| now.saturating_sub(at) <= PERIOD_NS) {
             return;
         }

@@ -434,7 +434,8 @@ fn admit(engine: &mut Engine, about: &About, a: Admission) -> Outcome {
     let pid = a.pid;
     if let Some(pid) = pid {
         // In another pid namespace the same number is another process, which nobody asked to move.
-        let mine = a.caller.is_none_or(|caller| procfs::descends(pid, caller));
+        // Who starts an agent has it among its descendants, and an agent is nobody's to pin.
+        let mine = a.caller.is_none_or(|c| procfs::descends(pid, c) && pid != std::process::id());
         let Some(started) = procfs::started(pid).filter(|_| mine) else {
             let caller = a.caller.unwrap_or_default();
             let what = format!("pid {pid} is no process of the caller's, which is pid {caller}");
