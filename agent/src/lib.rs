@@ -20,6 +20,7 @@ pub mod machine;
 pub mod notify;
 pub mod paths;
 pub mod procfs;
+pub mod rehearse;
 pub mod run;
 pub mod start;
 pub mod store;

@@ -31,8 +31,7 @@ use tokio::sync::oneshot;
 use truepin::{
     CpuSet, Owner,
     pod::Pod,
-    reconcile::{Answer, Event, FindingKind, Home},
-    request::{Isolation, Request},
+    reconcile::{Answer, Event, FindingKind},
     verdict::Evidence,
 };
 
@@ -395,26 +394,12 @@ impl Agent {
                 d.refused = Some(why);
                 continue;
             }
-            let (count, exactly) = match &d.cpus {
-                Reserve::Count(n) => (*n, None),
-                Reserve::Cpus(set) => (u32::try_from(set.len()).unwrap_or(u32::MAX), Some(set.clone())),
+            let numa = self.about.numa;
+            let why = match self.engine.ask(|ticket| d.admission(ticket, numa)) {
+                Answer::Assigned(..) => None,
+                Answer::Refused(error) => Some(chain(&error)),
+                other => Some(format!("{other:?}")),
             };
-            let request = Request {
-                owner: d.owner.clone(),
-                cpus: count,
-                numa: self.about.numa,
-                whole_cores: false,
-                near: truepin::NodeSet::new(),
-                isolation: Isolation::Auto,
-                memory: 0,
-            };
-            let home = Home::Existing(d.path.clone());
-            let why =
-                match self.engine.ask(|ticket| Event::Admit { ticket, request, exactly, home, pid: None }) {
-                    Answer::Assigned(..) => None,
-                    Answer::Refused(error) => Some(chain(&error)),
-                    other => Some(format!("{other:?}")),
-                };
             // Tried at every tick, said when it changes.
             if let Some(why) = &why
                 && d.refused.as_ref() != Some(why)

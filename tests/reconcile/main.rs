@@ -10,5 +10,6 @@ mod memory;
 mod mending;
 mod owners;
 mod refused;
+mod rehearsal;
 mod world;
 mod writers;

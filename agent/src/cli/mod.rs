@@ -46,7 +46,9 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// The daemon: assigns, enforces, repairs, judges
-    #[command(after_help = "Example:\n  truepin agent\n  truepin agent --mode audit --config ./audit.toml")]
+    #[command(
+        after_help = "Example:\n  truepin agent --dry-run\n  truepin agent --mode audit --config ./audit.toml"
+    )]
     Agent(agent::AgentArgs),
     /// Exclusive CPUs for one command
     #[command(
@@ -55,11 +57,11 @@ enum Command {
     Run(run::RunArgs),
     /// Exclusive CPUs for an existing cgroup
     #[command(
-        after_help = "Example:\n  truepin assign unit/db.service --cgroup /system.slice/db.service --cpus 4"
+        after_help = "Example:\n  truepin assign unit/db.service --cgroup /system.slice/db.service --cpus 4\n  truepin assign unit/db.service --cgroup /system.slice/db.service --cpus 4 --dry-run"
     )]
     Assign(assign::AssignArgs),
     /// Gives an owner's CPUs back
-    #[command(after_help = "Example:\n  truepin release unit/db.service\n  truepin release --all")]
+    #[command(after_help = "Example:\n  truepin release unit/db.service\n  truepin release --all --dry-run")]
     Release(assign::ReleaseArgs),
     /// CPUs for a pod, before it has containers
     #[command(
