@@ -9,6 +9,7 @@ pub mod cli;
 pub mod config;
 pub mod containers;
 pub mod cri;
+pub mod doctor;
 pub mod engine;
 pub mod evidence;
 pub mod executor;

@@ -4,6 +4,7 @@ mod agent;
 mod ask;
 mod assign;
 mod checkpoint;
+mod doctor;
 mod import;
 mod list;
 mod output;
@@ -95,6 +96,9 @@ enum Command {
     /// Did the pinning hold? 0 held, 1 violated, 3 inconclusive
     #[command(after_help = "Example:\n  truepin verify run/db\n  truepin verify --for 10s -o json")]
     Verify(verify::VerifyArgs),
+    /// What on this host helps or hinders, and what to do: 0 nothing is wrong, 1 problems, 3 cannot tell
+    #[command(after_help = "Example:\n  truepin doctor\n  truepin doctor -o json")]
+    Doctor(Format),
     /// What another manager left behind
     #[command(after_help = "Example:\n  truepin import kubelet --dry-run")]
     Import(import::ImportArgs),
@@ -245,6 +249,7 @@ pub fn main() -> u8 {
         Command::Topology(args) => topology::topology(&args, &paths),
         Command::Checkpoint(args) => checkpoint::checkpoint(args, &paths),
         Command::Verify(args) => verify::verify(&args, &paths),
+        Command::Doctor(format) => doctor::doctor(format, &paths),
         Command::Import(args) => import::import(&args, &paths),
         Command::Export(args) => import::export(&args, &paths),
         Command::Exec(_) => Ok(0),
