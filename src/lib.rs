@@ -25,6 +25,7 @@ pub mod plan;
 pub mod pod;
 pub mod reconcile;
 pub mod refit;
+pub mod rehearse;
 pub mod request;
 pub mod stale;
 pub mod sweep;

@@ -205,7 +205,8 @@ impl Step {
 }
 
 /// Quotes for a POSIX shell where needed.
-fn quote(text: &str) -> String {
+#[must_use]
+pub fn quote(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@+=,".contains(c);
     if text.chars().all(plain) { text.into() } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }

@@ -34,7 +34,9 @@ use std::{
 };
 use truepin::{
     CgroupId, CgroupPath, CpuSet, CpusetFile,
-    observed::{CgroupKind, CgroupObserved, CpusetObserved, Kernel, KernelError, Observed, Scope, Step},
+    observed::{
+        CgroupKind, CgroupObserved, CpusetObserved, Kernel, KernelError, Observed, Scope, Step, quote,
+    },
     units::{self, UnitName},
 };
 
@@ -326,6 +328,28 @@ impl CgroupFs {
             self.untold.push(format!("{why}; {instead}"));
         }
         written
+    }
+
+    /// The shell lines that do what applying the step would do.
+    pub fn shell(&mut self, step: &Step) -> Vec<String> {
+        let directly = step.shell(&self.mount.root.display().to_string());
+        let Step::Write { path, file, new, .. } = step else { return vec![directly] };
+        let (Some(systemd), Some(unit), Some(property)) =
+            (self.systemd.as_mut(), UnitName::at(path), units::property_of(*file))
+        else {
+            return vec![directly];
+        };
+        match systemd.owns(&unit, path) {
+            Ok(false) => vec![directly],
+            Ok(true) => {
+                let list = new.to_string();
+                let set =
+                    format!("systemctl set-property --runtime {} {property}={list}", quote(unit.as_str()));
+                // An empty property leaves the file as it is.
+                if list.is_empty() { vec![set, directly] } else { vec![set] }
+            }
+            Err(error) => vec![format!("# {}; so directly:", systemd::told(&error)), directly],
+        }
     }
 
     /// A scope with its process, by systemd. Also one that is to be made by hand then, since systemd did not.

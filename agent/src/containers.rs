@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use truepin::{
-    CgroupId, CgroupPath,
+    CgroupId, CgroupPath, Owner,
     containers::{ContainerId, ContainerMap},
     kubepods::{self, Place},
     reconcile::Sighting,
@@ -113,6 +113,18 @@ impl Scanner {
     #[must_use]
     pub fn new(cgroups: &Path, root: &Path, names: Names) -> Self {
         Self { cgroups: cgroups.into(), root: root.into(), names, cri: None, sandboxes: BTreeSet::new() }
+    }
+
+    /// The containers that the tree has now, as far as their names can be found out: id to pod uid and name.
+    pub fn running(&mut self, known: &ContainerMap) -> Result<Names, TreeError> {
+        let named = self.scan(known)?.containers.into_iter().filter_map(|c| {
+            let name = c.name.or_else(|| match &known.get(&c.id)?.owner {
+                Owner::Pod { container, .. } => Some(container.clone()),
+                _ => None,
+            })?;
+            Some((c.id.into(), (c.uid, name)))
+        });
+        Ok(named.collect())
     }
 
     /// Looks. `known` containers keep their names.

@@ -11,9 +11,8 @@ use crate::{
     store::chain,
 };
 use truepin::{
-    CgroupPath, CpuSet, NodeSet,
+    CgroupPath, CpuSet,
     reconcile::{Answer, Event, Home},
-    request::{Isolation, Request},
     units::UnitName,
 };
 
@@ -56,23 +55,6 @@ pub(crate) fn declare(declared: &mut [Declared], engine: &mut Engine, about: &mu
 /// Where a unit lives is not known, and why.
 struct Unplaced(String);
 
-fn request(d: &Declared, about: &About) -> (Request, Option<CpuSet>) {
-    let (cpus, exactly) = match &d.cpus {
-        Reserve::Count(n) => (*n, None),
-        Reserve::Cpus(set) => (u32::try_from(set.len()).unwrap_or(u32::MAX), Some(set.clone())),
-    };
-    let request = Request {
-        owner: d.owner.clone(),
-        cpus,
-        numa: about.numa,
-        whole_cores: false,
-        near: NodeSet::new(),
-        isolation: Isolation::Auto,
-        memory: 0,
-    };
-    (request, exactly)
-}
-
 fn cgroup(d: &Declared, path: CgroupPath, engine: &mut Engine, about: &About) -> Option<String> {
     if engine.state.assignments.owners.contains_key(&d.owner) {
         return None;
@@ -81,7 +63,7 @@ fn cgroup(d: &Declared, path: CgroupPath, engine: &mut Engine, about: &About) ->
     if !dir.exists() {
         return Some(format!("{} does not exist", dir.display()));
     }
-    let (request, exactly) = request(d, about);
+    let (request, exactly) = d.request(about.numa);
     let home = Home::Existing(path);
     match engine.ask(|ticket| Event::Admit { ticket, request, exactly, home, pid: None }) {
         Answer::Assigned(..) => None,
@@ -98,7 +80,7 @@ fn unit(d: &Declared, engine: &mut Engine, about: &About) -> Result<Option<Strin
         return Ok(Some(what.into()));
     };
     let home = systemd.place(&name).map_err(|error| Unplaced(chain(&error)))?;
-    let (request, exactly) = request(d, about);
+    let (request, exactly) = d.request(about.numa);
     Ok(match engine.ask(|ticket| Event::Expect { ticket, request, exactly, home }) {
         Answer::Pod(_) => None,
         Answer::Refused(error) => Some(chain(&error)),

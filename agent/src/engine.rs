@@ -21,22 +21,22 @@ use crate::{
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     fs, mem,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 use tokio::sync::oneshot;
 use truepin::{
-    CgroupId, CgroupPath, CpuSet, Owner,
+    CgroupId, CgroupPath, CpuSet, CpuTopology, Owner,
     containers::ContainerId,
     ledger::{Departure, DepartureKind, Watched},
-    observed::{CgroupObserved, Kernel},
+    observed::{CgroupObserved, Kernel, KernelError, Observed, Scope},
     reconcile::{
         Answer, Effect, Event, Finding, FindingKind, ForeignWrite, PodAdmission, State, Ticket, step,
     },
+    rehearse::{Rehearsal, Scenery},
     request::Request,
     sweep::TaskSweep,
-    units::UnitName,
     verdict::{Evidence, Instant},
 };
 
@@ -122,6 +122,14 @@ impl Engine {
         receiver.try_recv().unwrap_or_else(|_| Answer::Failed("the question got no answer".into()))
     }
 
+    /// What an event would come to, with nothing changed.
+    pub fn rehearse(&mut self, event: Event) -> Rehearsal {
+        let mut rehearsal = Rehearsal::new(self.state.clone());
+        let mut stage = Stage { kernel: &mut self.kernel, sysfs: &self.sysfs };
+        rehearsal.drive(&mut stage, event, procfs::now().unwrap_or_default());
+        rehearsal
+    }
+
     /// Asks for several pods at once; the answers are in their order.
     pub fn ask_pods(&mut self, pods: Vec<(String, Vec<Request>)>) -> Vec<Answer> {
         let mut receivers = Vec::with_capacity(pods.len());
@@ -184,16 +192,7 @@ impl Engine {
 
     /// The containers that the cgroup tree has now, as far as their names can be found out: id to pod uid and name.
     pub fn running(&mut self) -> Result<BTreeMap<String, (String, String)>, TreeError> {
-        let tree = self.scanner.scan(&self.state.containers)?;
-        let known = &self.state.containers;
-        let named = tree.containers.into_iter().filter_map(|c| {
-            let name = c.name.or_else(|| match &known.get(&c.id)?.owner {
-                Owner::Pod { container, .. } => Some(container.clone()),
-                _ => None,
-            })?;
-            Some((c.id.into(), (c.uid, name)))
-        });
-        Ok(named.collect())
+        self.scanner.running(&self.state.containers)
     }
 
     /// Where a container is, if its cgroup is there.
@@ -213,10 +212,8 @@ impl Engine {
     /// Units that no owner needs otherwise than they were are as they were.
     fn put_back_units(&mut self) -> Vec<String> {
         let state = &self.state;
-        let held =
-            |unit: &UnitName| state.assignments.sets().any(|(o, _)| UnitName::of(o).as_ref() == Some(unit));
         match &mut self.kernel.systemd {
-            Some(systemd) => systemd.undo(|unit, path| state.governs(path) || held(unit)),
+            Some(systemd) => systemd.undo(|unit, path| state.needs(unit, path)),
             None => Vec::new(),
         }
     }
@@ -478,6 +475,25 @@ impl Engine {
         let before = self.applied;
         self.drive(Event::Disturbed { writes, departures });
         if files || self.applied > before { Gathered::Something } else { Gathered::IdleDepartures }
+    }
+}
+
+/// What a rehearsal reads: the host.
+#[derive(Debug)]
+pub struct Stage<'a> {
+    /// Its cgroups.
+    pub kernel: &'a mut CgroupFs,
+    /// Its machine, from the root.
+    pub sysfs: &'a Path,
+}
+
+impl Scenery for Stage<'_> {
+    fn observe(&mut self, scope: &Scope) -> Result<Observed, KernelError> {
+        self.kernel.observe(scope)
+    }
+
+    fn machine(&mut self) -> Result<Box<CpuTopology>, String> {
+        sysfs::topology(self.sysfs).map(Box::new).map_err(|e| chain(&e))
     }
 }
 

@@ -78,6 +78,12 @@ fn lives(pid: &str) -> bool {
     !rest.starts_with(['Z', 'X']) && !exits && !killed
 }
 
+/// Who holds a lock on `path`, if somebody does and `/proc/locks` says it.
+#[must_use]
+pub fn held_by(path: &Path) -> Option<String> {
+    holder(fs::metadata(path).ok()?.ino())
+}
+
 /// The process with an flock on this inode: `1: FLOCK ADVISORY WRITE 710 00:1a:32 0 EOF` (proc(5)). It only helps a
 /// person, so a file that cannot be read is no failure.
 fn holder(inode: u64) -> Option<String> {
@@ -100,7 +106,9 @@ mod tests {
         let first = exclusive(open(), dir.path()).unwrap();
         let error = exclusive(open(), dir.path()).unwrap_err().to_string();
         assert!(error.contains(&format!("pid {}", std::process::id())), "{error}");
+        assert_eq!(held_by(dir.path()), Some(std::process::id().to_string()));
         drop(first);
+        assert_eq!(held_by(dir.path()), None);
         exclusive(open(), dir.path()).unwrap();
     }
 }

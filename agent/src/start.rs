@@ -8,7 +8,7 @@ use crate::{
     api::calls::About,
     bpf::{BpfProbe, Hook, WriteHook},
     cgroupfs::{CgroupFs, Mount, MountError},
-    config::{Config, Reserve, RunMode, UnitRule},
+    config::{CgroupRule, Config, Reserve, RunMode, UnitRule},
     containers::{Names, Scanner},
     cri::{self, Cri},
     engine::Engine,
@@ -31,7 +31,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use truepin::{
-    CgroupPath, CpuSet, CpuTopology, Owner,
+    CgroupPath, CpuSet, CpuTopology, NodeSet, Owner,
     checkpoint::{self, Checkpoint},
     observed::{Kernel, KernelError, Step},
     placement::{
@@ -39,7 +39,8 @@ use truepin::{
         kubelet::{KubeletMachine, TakeError},
     },
     plan::Role,
-    reconcile::{FindingKind, KernelFacts, Settings, State},
+    reconcile::{Event, FindingKind, Home, KernelFacts, Settings, State, Ticket},
+    request::{AlignmentPolicy, Isolation, Request},
 };
 
 /// The slice under which truepin makes cgroups.
@@ -143,6 +144,27 @@ pub struct Declared {
     pub released: bool,
 }
 
+impl Declared {
+    /// What it asks for, and exactly which CPUs.
+    #[must_use]
+    pub fn request(&self, numa: AlignmentPolicy) -> (Request, Option<CpuSet>) {
+        let (cpus, exactly) = match &self.cpus {
+            Reserve::Count(n) => (*n, None),
+            Reserve::Cpus(set) => (u32::try_from(set.len()).unwrap_or(u32::MAX), Some(set.clone())),
+        };
+        let request = Request {
+            owner: self.owner.clone(),
+            cpus,
+            numa,
+            whole_cores: false,
+            near: NodeSet::new(),
+            isolation: Isolation::Auto,
+            memory: 0,
+        };
+        (request, exactly)
+    }
+}
+
 /// A machine ready to work, at rest.
 #[derive(Debug)]
 pub struct Prepared {
@@ -180,7 +202,7 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
     notes.extend(topology.oddities().iter().map(|o| format!("topology: {o}")));
     let online = OnlineCpus::new(&paths.sysfs, topology.online().clone());
     let mut kernel = CgroupFs::new(mount.clone(), online.clone());
-    let slice: CgroupPath = SLICE.parse()?;
+    let slice = slice()?;
     let boot_id = procfs::boot_id()?;
     // The record's lock belongs to the record; two agents with different records on one host would fight all the same.
     let host = if audit { None } else { Some(host_lock(&mount.root)?) };
@@ -208,30 +230,7 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
         no_uevents: !uevents,
         no_attempts: !attempts,
     };
-    let settings = Settings {
-        audit,
-        slice,
-        isolation: config.isolation,
-        repairs_per_minute: config.repairs_per_minute,
-        strategy: config.strategy,
-        scope: config.scope,
-        sources: config.sources.pods.clone(),
-        roles: config
-            .cgroups
-            .iter()
-            .filter(|c| c.role != Role::Owner)
-            .map(|c| (c.path.clone(), c.role))
-            .collect(),
-        on_intrusion: config.on_intrusion,
-        on_intrusion_at: config
-            .cgroups
-            .iter()
-            .filter_map(|c| Some((c.path.clone(), c.on_intrusion?)))
-            .collect(),
-        units: config.units.iter().map(UnitRule::owner).collect(),
-        kthread_budget_ns_per_s: config.kthread_budget_ns_per_s,
-        tolerance: evidence::tolerance()?,
-    };
+    let settings = settings(config, slice)?;
     let reserved = if audit { CpuSet::new() } else { reserved(config, &topology)? };
     if let Some(isolated) = topology.isolated().filter(|i| !i.is_empty()) {
         notes.push(format!(
@@ -255,23 +254,12 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
     }
     let collector = Collector::new(probe, online, &mount.root);
     give_memory_back();
-    let declared = config.cgroups.iter().filter_map(|c| {
-        let cpus = c.cpus.clone().filter(|_| c.role == Role::Owner)?;
-        let owner = c.owner.clone().unwrap_or_else(|| Owner::Cgroup(c.path.clone()));
-        Some(Declared { owner, path: Some(c.path.clone()), cpus, refused: None, released: false })
-    });
-    let units = config.units.iter().map(|u| {
-        let cpus = u.cpus.clone();
-        Declared { owner: u.owner(), path: None, cpus, refused: None, released: false }
-    });
-    // Those first that are to be there before others start.
-    let declared = units.chain(declared);
     let mut engine = Engine::new(state, kernel, collector, store, writers, scanner, paths.sysfs.clone());
     (engine.watch, engine.hotplug) = (watch, hotplug);
     // What is taken over depends on who runs; everything else can be named later.
     engine.first_names(if config.mode == RunMode::Migrate { cri::ASK } else { cri::AT_START });
     Ok(Prepared {
-        declared: declared.collect(),
+        declared: declared(config),
         adopt: Vec::new(),
         engine,
         host,
@@ -282,8 +270,51 @@ pub fn prepare(config: &Config, paths: &Paths, names: Names) -> Result<Prepared,
     })
 }
 
+/// Where truepin makes its own cgroups.
+pub(crate) fn slice() -> Result<CgroupPath, StartError> {
+    Ok(SLICE.parse()?)
+}
+
+pub(crate) fn settings(config: &Config, slice: CgroupPath) -> Result<Settings, StartError> {
+    let roles = config.cgroups.iter().filter(|c| c.role != Role::Owner).map(|c| (c.path.clone(), c.role));
+    Ok(Settings {
+        audit: config.mode == RunMode::Audit,
+        slice,
+        isolation: config.isolation,
+        repairs_per_minute: config.repairs_per_minute,
+        strategy: config.strategy,
+        scope: config.scope,
+        sources: config.sources.pods.clone(),
+        roles: roles.collect(),
+        on_intrusion: config.on_intrusion,
+        on_intrusion_at: config.cgroups.iter().filter_map(|c| Some((c.path.clone(), c.on_intrusion?))).collect(),
+        units: config.units.iter().map(UnitRule::owner).collect(),
+        kthread_budget_ns_per_s: config.kthread_budget_ns_per_s,
+        tolerance: evidence::tolerance()?,
+    })
+}
+
+pub(crate) fn declared(config: &Config) -> Vec<Declared> {
+    let one = |c: &CgroupRule| {
+        let cpus = c.cpus.clone().filter(|_| c.role == Role::Owner)?;
+        let owner = c.owner.clone().unwrap_or_else(|| Owner::Cgroup(c.path.clone()));
+        Some(Declared { owner, path: Some(c.path.clone()), cpus, refused: None, released: false })
+    };
+    let unit = |u: &UnitRule| {
+        let cpus = u.cpus.clone();
+        Declared { owner: u.owner(), path: None, cpus, refused: None, released: false }
+    };
+    // Those first that are to be there before others start.
+    config.units.iter().map(unit).chain(config.cgroups.iter().filter_map(one)).collect()
+}
+
 /// The owner of units' cgroups, where systemd is the init. The journal is beside the record, whose lock is held.
-fn systemd(paths: &Paths, mount: &Mount, boot_id: &str, findings: &mut Vec<FindingKind>) -> Option<Systemd> {
+pub(crate) fn systemd(
+    paths: &Paths,
+    mount: &Mount,
+    boot_id: &str,
+    findings: &mut Vec<FindingKind>,
+) -> Option<Systemd> {
     let places = match &paths.systemd {
         Some(run) => Places {
             private: run.join("private"),
@@ -342,7 +373,7 @@ fn optional<T, E: std::error::Error + 'static>(
 }
 
 /// No kubelet with the static policy is there, or its assignments are to be taken over.
-fn lookout(config: &Config) -> Result<kubelet::Lookout, StartError> {
+pub(crate) fn lookout(config: &Config) -> Result<kubelet::Lookout, StartError> {
     let (proc, root) = (Path::new("/proc"), Path::new("/"));
     match kubelet::static_policy(proc, root) {
         Some(found) if config.mode == RunMode::Enforce => Err(StartError::Kubelet { found }),
@@ -475,7 +506,7 @@ fn load_bpf(
 }
 
 /// Whole cores from the lowest on, until there are that many CPUs.
-fn reserved(config: &Config, topology: &CpuTopology) -> Result<CpuSet, StartError> {
+pub(crate) fn reserved(config: &Config, topology: &CpuTopology) -> Result<CpuSet, StartError> {
     let online = topology.online();
     match &config.reserved {
         Reserve::Cpus(cpus) => {

@@ -71,6 +71,15 @@ pub struct Loaded {
     pub notes: Vec<String>,
 }
 
+/// What a start would find.
+#[derive(Debug)]
+pub struct Peeked {
+    /// The newest valid record.
+    pub record: Option<Box<Checkpoint>>,
+    /// Files that would go to quarantine, and why.
+    pub damaged: Vec<(PathBuf, String)>,
+}
+
 /// A file that did not decode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damaged {
@@ -126,8 +135,8 @@ impl Store {
 
     /// Reads the record. `stamp` names quarantined files and is to be unique, e.g. the wall clock.
     pub fn load(&mut self, stamp: u64) -> Result<Loaded, StoreError> {
-        let current = self.read(Generation::Current)?;
-        let previous = self.read(Generation::Previous)?;
+        let current = read(&self.path, Generation::Current)?;
+        let previous = read(&self.path, Generation::Previous)?;
         let choice = generations::choose(current.found(), previous.found())
             .map_err(|source| StoreError::Newer { path: self.file(Place::Of(source.generation)), source })?;
         let mut damaged = Vec::new();
@@ -145,6 +154,16 @@ impl Store {
             notes.extend(self.note(*from, record.epoch, &current, choice.other));
         }
         Ok(Loaded { record: choice.record, damaged, notes })
+    }
+
+    /// What a start would find at `path`; nothing is locked, moved or made.
+    pub fn peek(path: &Path) -> Result<Peeked, StoreError> {
+        let current = read(path, Generation::Current)?;
+        let previous = read(path, Generation::Previous)?;
+        let choice = generations::choose(current.found(), previous.found())
+            .map_err(|source| StoreError::Newer { path: file(path, Place::Of(source.generation)), source })?;
+        let damaged = choice.damaged.iter().map(|(g, damage)| (file(path, Place::Of(*g)), chain(damage)));
+        Ok(Peeked { record: choice.record.map(|(_, record)| record), damaged: damaged.collect() })
     }
 
     /// Why the previous generation was used, if it was.
@@ -165,16 +184,6 @@ impl Store {
             ),
             (_, None) => format!("the previous generation {path} is used, epoch {epoch}"),
         })
-    }
-
-    fn read(&self, generation: Generation) -> Result<Read, StoreError> {
-        let path = self.file(Place::Of(generation));
-        match fs::read(&path) {
-            Ok(bytes) => Ok(Read::Bytes(bytes)),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Read::Missing),
-            Err(e) if is_damage(&e) => Ok(Read::Unreadable(e.to_string())),
-            Err(e) => Err(io_error("read", &path)(e)),
-        }
     }
 
     /// Makes the record durable.
@@ -220,8 +229,7 @@ impl Store {
     }
 
     fn file(&self, place: Place) -> PathBuf {
-        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        parent(&self.path).join(place.name(&name))
+        file(&self.path, place)
     }
 
     fn dir(&self, dir: Dir) -> PathBuf {
@@ -244,6 +252,22 @@ impl Store {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(0),
             Err(e) => Err(io_error("list", &dir)(e)),
         }
+    }
+}
+
+/// A file beside the record at `record`.
+fn file(record: &Path, place: Place) -> PathBuf {
+    let name = record.file_name().unwrap_or_default().to_string_lossy();
+    parent(record).join(place.name(&name))
+}
+
+fn read(record: &Path, generation: Generation) -> Result<Read, StoreError> {
+    let path = file(record, Place::Of(generation));
+    match fs::read(&path) {
+        Ok(bytes) => Ok(Read::Bytes(bytes)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Read::Missing),
+        Err(e) if is_damage(&e) => Ok(Read::Unreadable(e.to_string())),
+        Err(e) => Err(io_error("read", &path)(e)),
     }
 }
 

@@ -29,6 +29,12 @@ fn machine() -> Machine {
     m
 }
 
+fn dry_run(m: &Machine, args: &[&str]) -> String {
+    let out = m.run(&[args, &["--dry-run"]].concat());
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
 fn db(m: &Machine) -> String {
     m.file("system.slice/db.service", "cpuset.cpus")
 }
@@ -50,8 +56,12 @@ fn a_units_list_is_written_by_systemd_and_put_back_with_its_drop_in() {
         }
         let first = db(&m);
         let agent = m.agent_with("reserved = \"0-1\"", &[("TRUEPIN_SYSTEMD", "systemd")]);
+        let foreseen = dry_run(&m, MEMBER);
+        assert!(systemd.calls().is_empty() && db(&m) == first);
         let (code, owner) = m.json(MEMBER);
         assert_eq!((code, owner["mode"].as_str()), (0, Some("member")), "{owner}");
+        let line = format!("systemctl set-property --runtime db.service AllowedCPUs={}\n", db(&m));
+        assert!(foreseen.contains(&line), "{foreseen}");
         let cpus = owner["cpus"].as_str().unwrap().to_owned();
         assert_eq!((db(&m), systemd.allowed("db.service")), (cpus.clone(), cpus.clone()));
         assert_eq!(systemd.calls(), [format!("db.service AllowedCPUs={cpus}")]);
@@ -62,6 +72,9 @@ fn a_units_list_is_written_by_systemd_and_put_back_with_its_drop_in() {
         // What was is known to the next agent, too.
         drop(agent);
         let _agent = m.agent_with("reserved = \"0-1\"", &[("TRUEPIN_SYSTEMD", "systemd")]);
+        let foreseen = dry_run(&m, &["release", "--all"]);
+        assert!(foreseen.contains("properties and drop-ins of db.service as they were"), "{foreseen}");
+        assert!(systemd.calls().is_empty() && systemd.allowed("db.service") == cpus);
         let (code, released) = m.json(&["release", "--all"]);
         assert_eq!(code, 0, "{released}");
         wait("the drop-in", || fs::read_to_string(&drop_in).ok().as_deref() == earlier);

@@ -180,7 +180,7 @@ fn partitions(model: &Observed) -> impl Iterator<Item = (&CgroupPath, &CpusetObs
 
 /// What a partition asks for and can have: of `exclusive` what the members above it list too, else `cpus`
 /// (`compute_effective_exclusive_cpumask`, 6.12).
-fn claimed(model: &Observed, path: &CgroupPath, files: &CpusetObserved) -> CpuSet {
+pub(crate) fn claimed(model: &Observed, path: &CgroupPath, files: &CpusetObserved) -> CpuSet {
     let Some(exclusive) = files.exclusive.as_ref().filter(|e| !e.is_empty()) else {
         return files.cpus.clone();
     };

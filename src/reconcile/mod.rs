@@ -70,6 +70,7 @@ use crate::{
     stale::Sources,
     sweep::SetFinding,
     topology::CpuTopology,
+    units::UnitName,
     verdict::{Tolerance, Verdict},
 };
 use causes::Causes;
@@ -516,6 +517,12 @@ impl State {
     #[must_use]
     pub fn governs(&self, path: &CgroupPath) -> bool {
         !self.settled || self.governed.contains(path)
+    }
+
+    /// Whether some owner is this unit, or needs the files of its cgroup `path` to be other than they were, or may.
+    #[must_use]
+    pub fn needs(&self, unit: &UnitName, path: &CgroupPath) -> bool {
+        self.governs(path) || self.assignments.sets().any(|(o, _)| UnitName::of(o).as_ref() == Some(unit))
     }
 
     /// Whether kernel and table agreed when last looked; if not, the next tick should look again.

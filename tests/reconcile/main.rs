@@ -12,5 +12,6 @@ mod memory;
 mod mending;
 mod owners;
 mod refused;
+mod rehearsal;
 mod world;
 mod writers;

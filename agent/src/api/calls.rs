@@ -1,9 +1,11 @@
 //! Questions and answers as data, and how an engine answers them.
 
-use super::documents::{
-    AdoptedDoc, BrokenDoc, CostDoc, FenceDoc, FindingDoc, FindingsDoc, KernelDoc, NotedDoc, OwnerDoc,
-    OwnersDoc, PodDoc, PoolsDoc, ProblemDoc, RecordDoc, ReleasedDoc, SetDoc, StatusDoc, VerdictDoc,
-    VerdictsDoc,
+use super::{
+    documents::{
+        AdoptedDoc, BrokenDoc, CostDoc, FenceDoc, FindingDoc, FindingsDoc, KernelDoc, NotedDoc, OwnerDoc, OwnersDoc,
+        PodDoc, PoolsDoc, ProblemDoc, RecordDoc, ReleasedDoc, SetDoc, StatusDoc, VerdictDoc, VerdictsDoc,
+    },
+    plan,
 };
 use crate::{
     engine::Engine,
@@ -98,6 +100,8 @@ pub enum Call {
     Source(Box<SourceReport>),
     /// `POST /v1/adoptions`
     Adopt(Box<Adoption>),
+    /// Only what an [`Call::Admit`] or a [`Call::Release`] would do: `?dry_run=true`
+    Plan(Box<Call>),
 }
 
 /// Sets that another manager has given out, as in `POST /v1/adoptions`.
@@ -121,7 +125,7 @@ pub struct ContainerCreated {
 }
 
 impl Call {
-    /// Whether it may change anything.
+    /// Whether it may change anything, or shows what of that would be done: root's alone.
     #[must_use]
     pub fn writes(&self) -> bool {
         matches!(
@@ -133,6 +137,7 @@ impl Call {
                 | Self::ContainerCreated(_)
                 | Self::Source(_)
                 | Self::Adopt(_)
+                | Self::Plan(_)
         )
     }
 }
@@ -153,7 +158,7 @@ pub fn problem(status: u16, title: &str, detail: String, hint: Option<&str>) -> 
     })
 }
 
-fn json(document: &impl Serialize) -> Outcome {
+pub(super) fn json(document: &impl Serialize) -> Outcome {
     serde_json::to_value(document)
         .map_err(|e| problem(500, "internal", format!("encoding the answer: {e}"), None))
 }
@@ -208,7 +213,7 @@ pub fn answer(engine: &mut Engine, about: &About, call: Call) -> Outcome {
                 None,
             )),
         },
-        Call::Admit(admission) => admit(engine, about, *admission),
+        Call::Admit(admission) => admit(engine, about, &admission),
         Call::Release(owner) => release(engine, owner),
         Call::AdmitPod(pod) => {
             let mut outcomes = admit_pods(engine, about, vec![*pod]);
@@ -228,6 +233,7 @@ pub fn answer(engine: &mut Engine, about: &About, call: Call) -> Outcome {
                 other => Err(problem(500, "internal", format!("unexpected answer {other:?}"), None)),
             }
         }
+        Call::Plan(call) => plan::plan(engine, about, *call),
         Call::Source(report) => {
             let what = format!("source {}", report.source);
             match engine.ask(|ticket| Event::Source { ticket, report: *report }) {
@@ -414,7 +420,12 @@ fn owners(engine: &mut Engine, about: &About) -> Result<OwnersDoc, Box<ProblemDo
     Ok(OwnersDoc { schema: "truepin.owners/1".into(), owners })
 }
 
-fn admit(engine: &mut Engine, about: &About, a: Admission) -> Outcome {
+/// What an admission asks of the table, and where.
+pub(super) fn request(
+    engine: &Engine,
+    about: &About,
+    a: &Admission,
+) -> Result<(Request, Home), Box<ProblemDoc>> {
     let near = match &a.near {
         Some(device) => {
             let found = sysfs::device(&about.sysfs, &engine.state.topology, device);
@@ -423,7 +434,7 @@ fn admit(engine: &mut Engine, about: &About, a: Admission) -> Outcome {
         None => NodeSet::new(),
     };
     let request = Request {
-        owner: a.owner,
+        owner: a.owner.clone(),
         cpus: a.cpus,
         numa: a.numa.unwrap_or(about.numa),
         whole_cores: a.whole_cores,
@@ -431,16 +442,22 @@ fn admit(engine: &mut Engine, about: &About, a: Admission) -> Outcome {
         isolation: a.isolation,
         memory: a.memory,
     };
-    let pid = a.pid;
-    let home = match (a.cgroup, pid) {
+    let home = match (a.cgroup.clone(), a.pid) {
         (Some(path), _) => Home::Existing(path),
         // A scope cannot be without a process.
         (None, Some(_)) if engine.kernel.systemd.is_some() => Home::Scope,
         (None, _) => Home::New,
     };
+    Ok((request, home))
+}
+
+fn admit(engine: &mut Engine, about: &About, a: &Admission) -> Outcome {
+    let (request, home) = request(engine, about, a)?;
+    let pid = a.pid;
     if let Some(pid) = pid {
         // In another pid namespace the same number is another process, which nobody asked to move.
-        let mine = a.caller.is_none_or(|caller| procfs::descends(pid, caller));
+        // Who starts an agent has it among its descendants, and an agent is nobody's to pin.
+        let mine = a.caller.is_none_or(|c| procfs::descends(pid, c) && pid != std::process::id());
         let Some(started) = procfs::started(pid).filter(|_| mine) else {
             let caller = a.caller.unwrap_or_default();
             let what = format!("pid {pid} is no process of the caller's, which is pid {caller}");
@@ -465,7 +482,7 @@ fn admit(engine: &mut Engine, about: &About, a: Admission) -> Outcome {
     }
 }
 
-fn refused(error: &AdmitError) -> Box<ProblemDoc> {
+pub(super) fn refused(error: &AdmitError) -> Box<ProblemDoc> {
     let (status, title, hint) = match error {
         AdmitError::Audit => (409, "audit", Some("start the agent with --mode enforce to assign CPUs")),
         AdmitError::Placement(_) | AdmitError::Problem(_) => (409, "refused", None),

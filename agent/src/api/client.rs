@@ -59,6 +59,10 @@ fn target(call: &Call) -> (Method, String) {
         Call::ContainerCreated(_) => (Method::POST, "/v1/containers".into()),
         Call::Adopt(_) => (Method::POST, "/v1/adoptions".into()),
         Call::Source(_) => (Method::POST, "/v1/sources".into()),
+        Call::Plan(call) => {
+            let (method, path) = target(call);
+            (method, format!("{path}?dry_run=true"))
+        }
         Call::Release(None) => (Method::DELETE, "/v1/owners".into()),
         Call::Release(Some(owner)) => (Method::DELETE, format!("/v1/owners/{}", escape(&owner.to_string()))),
     }
@@ -74,7 +78,8 @@ pub async fn ask(socket: &Path, call: &Call) -> Result<Outcome, ClientError> {
         http1::handshake(TokioIo::new(stream)).await.map_err(|e| broken(e.into()))?;
     let driver = tokio::spawn(connection);
     let (method, uri) = target(call);
-    let body = match call {
+    let asked = if let Call::Plan(planned) = call { planned } else { call };
+    let body = match asked {
         Call::Admit(admission) => serde_json::to_vec(admission),
         Call::AdmitPod(pod) => serde_json::to_vec(pod),
         Call::ContainerCreated(container) => serde_json::to_vec(container),

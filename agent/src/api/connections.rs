@@ -18,11 +18,13 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::{
     cell::RefCell,
     collections::BTreeMap,
     convert::Infallible,
     io,
+    os::fd::{AsFd, OwnedFd},
     rc::Rc,
     sync::Arc,
     time::Duration,
@@ -50,6 +52,8 @@ const ROOT_SEATS: usize = 128;
 /// The group that reads.
 const READER_SEATS: usize = 64;
 const SEATS_OF_ONE: usize = 16;
+/// How often it is looked whether a client that waits is still there.
+const LOOK: Duration = Duration::from_secs(1);
 /// Without descriptors nothing can be accepted; the next try after this.
 const BREATH: Duration = Duration::from_millis(100);
 
@@ -153,6 +157,10 @@ fn turn_away(stream: &UnixStream) {
 
 /// One request and its answer.
 async fn converse(stream: UnixStream, peer: Peer, router: Router, bodies: Arc<Semaphore>, seat: Seat) {
+    let watched = match stream.as_fd().try_clone_to_owned() {
+        Ok(watched) => watched,
+        Err(error) => return tracing::warn!("watching a connection: {error}"),
+    };
     let answered = Rc::new(Notify::new());
     let service = {
         let answered = answered.clone();
@@ -170,6 +178,8 @@ async fn converse(stream: UnixStream, peer: Peer, router: Router, bodies: Arc<Se
         .header_read_timeout(HEAD_TIME)
         .max_headers(HEADERS)
         .max_buf_size(HEAD_BYTES)
+        // Who has said all may wait for the answer all the same.
+        .half_close(true)
         .keep_alive(false);
     let late = async {
         answered.notified().await;
@@ -182,21 +192,35 @@ async fn converse(stream: UnixStream, peer: Peer, router: Router, bodies: Arc<Se
                 tracing::debug!("a connection of user {:?}: {error}", peer.uid);
             }
         }
+        // A window may last an hour, and bytes behind the request keep hyper from seeing that nobody waits for it.
+        () = hung_up(watched) => tracing::debug!("user {:?} went away", peer.uid),
         () = late => tracing::debug!("user {:?} did not take its answer in {TAKING:?}", peer.uid),
     }
     drop(seat);
 }
 
+/// Until the other end is closed altogether.
+async fn hung_up(connection: OwnedFd) {
+    loop {
+        sleep(LOOK).await;
+        // Asked for nothing, poll(2) tells of a hang-up alone.
+        let mut fds = [PollFd::new(connection.as_fd(), PollFlags::empty())];
+        if poll(&mut fds, PollTimeout::ZERO).is_ok_and(|n| n > 0) {
+            return;
+        }
+    }
+}
+
 async fn answer(request: Request<Incoming>, peer: Peer, router: Router, bodies: Arc<Semaphore>) -> Response {
     let (mut head, body) = request.into_parts();
     let reads = matches!(head.method, Method::GET | Method::HEAD);
-    let mut held = None;
+    let mut budgeted = None;
     let body = if reads {
         Body::empty()
     } else if peer.is_root() {
         match timeout(BODY_TIME, collect(body, &bodies)).await {
             Ok(Ok((bytes, budget))) => {
-                held = budget;
+                budgeted = budget;
                 Body::from(bytes)
             }
             Ok(Err(response)) => return response,
@@ -211,7 +235,7 @@ async fn answer(request: Request<Incoming>, peer: Peer, router: Router, bodies: 
     };
     head.extensions.insert(ConnectInfo(peer));
     let answer = router.oneshot(Request::from_parts(head, body)).await;
-    drop(held);
+    drop(budgeted);
     match answer {
         Ok(response) => response,
         Err(never) => match never {},

@@ -134,7 +134,7 @@ pub async fn serve(listener: UnixListener, mailbox: Mailbox) -> io::Result<()> {
     let router = Router::new()
         .route("/v1/status", get(|peer, state| call(peer, state, Call::Status)))
         .route("/v1/topology", get(|peer, state| call(peer, state, Call::Topology)))
-        .route("/v1/owners", owners.merge(delete(|peer, state| call(peer, state, Call::Release(None)))))
+        .route("/v1/owners", owners.merge(delete(release_all)))
         .route("/v1/owners/{*owner}", get(owner).delete(release))
         .route("/v1/pods", post(|p, s, b| posted(p, s, b, Call::AdmitPod)))
         .route("/v1/pods/{uid}", delete(|p, s, UrlPath(uid)| call(p, s, Call::RemovePod(uid))))
@@ -207,15 +207,33 @@ async fn posted<T: DeserializeOwned>(
     }
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DryRun {
+    #[serde(default)]
+    dry_run: bool,
+}
+
+type Asked<T> = Result<Query<T>, axum::extract::rejection::QueryRejection>;
+
+/// A change, or what it would be.
+async fn change(peer: From, state: State<Desk>, query: Asked<DryRun>, change: Call) -> Response {
+    match query {
+        Ok(Query(q)) if q.dry_run => call(peer, state, Call::Plan(Box::new(change))).await,
+        Ok(_) => call(peer, state, change).await,
+        Err(error) => usage(error.body_text()),
+    }
+}
+
 /// Whose process is named is for the kernel to say, not for the document.
-async fn admit(peer: From, state: State<Desk>, body: Bytes) -> Response {
+async fn admit(peer: From, state: State<Desk>, query: Asked<DryRun>, body: Bytes) -> Response {
     match serde_json::from_slice::<Admission>(&body) {
         Ok(admission) if admission.pid.is_some() && peer.0.pid.is_none() => {
             usage("the caller is in a pid namespace that cannot be seen from here, so its pids say nothing")
         }
         Ok(admission) => {
             let admission = Admission { caller: peer.0.pid, ..admission };
-            call(peer, state, Call::Admit(Box::new(admission))).await
+            change(peer, state, query, Call::Admit(Box::new(admission))).await
         }
         Err(error) => usage(error),
     }
@@ -228,9 +246,18 @@ async fn owner(peer: From, state: State<Desk>, UrlPath(owner): UrlPath<String>) 
     }
 }
 
-async fn release(peer: From, state: State<Desk>, UrlPath(owner): UrlPath<String>) -> Response {
+async fn release_all(peer: From, state: State<Desk>, query: Asked<DryRun>) -> Response {
+    change(peer, state, query, Call::Release(None)).await
+}
+
+async fn release(
+    peer: From,
+    state: State<Desk>,
+    UrlPath(owner): UrlPath<String>,
+    query: Asked<DryRun>,
+) -> Response {
     match owner.parse() {
-        Ok(owner) => call(peer, state, Call::Release(Some(owner))).await,
+        Ok(owner) => change(peer, state, query, Call::Release(Some(owner))).await,
         Err(error) => usage(error),
     }
 }
@@ -249,11 +276,7 @@ struct VerdictQuery {
     for_ms: Option<u64>,
 }
 
-async fn verdicts(
-    peer: From,
-    state: State<Desk>,
-    query: Result<Query<VerdictQuery>, axum::extract::rejection::QueryRejection>,
-) -> Response {
+async fn verdicts(peer: From, state: State<Desk>, query: Asked<VerdictQuery>) -> Response {
     match query {
         Ok(Query(q)) => call(peer, state, Call::Verdicts { owner: q.owner, for_ms: q.for_ms }).await,
         Err(error) => usage(error.body_text()),

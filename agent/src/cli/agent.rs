@@ -1,6 +1,10 @@
 //! `truepin agent`
 
-use super::{ask::runtime, import, output::Failure};
+use super::{
+    ask::runtime,
+    import,
+    output::{Failure, print},
+};
 use crate::{
     api::server,
     config::{Config, RunMode},
@@ -9,6 +13,7 @@ use crate::{
     kubelet,
     notify::Notify,
     paths::Paths,
+    rehearse::StartRehearsal,
     run::{Agent, Command, Mailbox},
     start,
 };
@@ -27,6 +32,9 @@ pub(super) struct AgentArgs {
     /// The kubelet's directory, for `--mode migrate`
     #[arg(long, value_name = "DIR", default_value = kubelet::DIR)]
     kubelet_dir: PathBuf,
+    /// Print what it would write at its start as lines for a shell, and change nothing
+    #[arg(long)]
+    dry_run: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -48,13 +56,12 @@ pub(super) fn agent(args: &AgentArgs, paths: &Paths) -> Result<u8, Failure> {
         None => {}
     }
     config.check_mode(&paths.config)?;
+    if args.dry_run {
+        return dry_run(args, &config, paths);
+    }
     let runtime = runtime()?;
     // The socket last of all: whoever connects finds an agent that works.
-    let names = match &args.containers {
-        Some(path) => containers::names(path).map_err(|e| Failure::new(2, &e, None))?,
-        None => containers::Names::new(),
-    };
-    let mut prepared = start::prepare(&config, paths, names)?;
+    let mut prepared = start::prepare(&config, paths, names(args)?)?;
     if config.mode == RunMode::Migrate {
         let running = prepared.engine.running().map_err(|e| Failure::new(3, &e, None))?;
         prepared.adopt = import::takeover(&args.kubelet_dir, args.containers.as_deref(), &running, paths)?;
@@ -89,6 +96,24 @@ pub(super) fn agent(args: &AgentArgs, paths: &Paths) -> Result<u8, Failure> {
     }
     served?;
     Ok(if panicked { 3 } else { 0 })
+}
+
+fn names(args: &AgentArgs) -> Result<containers::Names, Failure> {
+    match &args.containers {
+        Some(path) => containers::names(path).map_err(|e| Failure::new(2, &e, None)),
+        None => Ok(containers::Names::new()),
+    }
+}
+
+fn dry_run(args: &AgentArgs, config: &Config, paths: &Paths) -> Result<u8, Failure> {
+    let mut start = StartRehearsal::new(config, paths, names(args)?)?;
+    let mut adopt = Vec::new();
+    if config.mode == RunMode::Migrate {
+        let running = start.running().map_err(|e| Failure::new(3, &e, None))?;
+        adopt = import::takeover(&args.kubelet_dir, args.containers.as_deref(), &running, paths)?;
+    }
+    print(&start.play(config, paths, adopt).script())?;
+    Ok(0)
 }
 
 /// Until SIGTERM, SIGINT or SIGHUP. With `TRUEPIN_FAULT=detach-switch=500ms`, SIGUSR2 detaches the switch program for that

@@ -11,6 +11,7 @@ use crate::{
     api::{
         calls::{Admission, Call},
         documents::{OwnerDoc, ReleasedDoc},
+        plan::PlanDoc,
     },
     paths::Paths,
 };
@@ -27,6 +28,9 @@ pub(super) struct AssignArgs {
     cgroup: CgroupPath,
     #[command(flatten)]
     wanted: Wanted,
+    /// Print the writes as lines for a shell and change nothing
+    #[arg(long)]
+    dry_run: bool,
     #[command(flatten)]
     format: Format,
 }
@@ -39,6 +43,9 @@ pub(super) struct ReleaseArgs {
     /// Everybody's, and every file back as it was found
     #[arg(long, conflicts_with = "owner")]
     all: bool,
+    /// Print the writes as lines for a shell and change nothing
+    #[arg(long)]
+    dry_run: bool,
     #[command(flatten)]
     format: Format,
 }
@@ -61,7 +68,11 @@ pub(super) fn admission(owner: Owner, wanted: &Wanted) -> Admission {
 pub(super) fn assign(args: &AssignArgs, paths: &Paths) -> Result<u8, Failure> {
     let mut admission = admission(args.owner.clone(), &args.wanted);
     admission.cgroup = Some(args.cgroup.clone());
-    let owner: OwnerDoc = ask(paths, &Call::Admit(Box::new(admission)))?;
+    let call = Call::Admit(Box::new(admission));
+    if args.dry_run {
+        return plan(paths, call, args.format);
+    }
+    let owner: OwnerDoc = ask(paths, &call)?;
     warn(&owner);
     match args.format.output {
         Output::Json => json(&owner)?,
@@ -79,8 +90,22 @@ pub(super) fn warn(owner: &OwnerDoc) {
 }
 
 pub(super) fn release(args: &ReleaseArgs, paths: &Paths) -> Result<u8, Failure> {
-    let document: ReleasedDoc = ask(paths, &Call::Release(args.owner.clone()))?;
+    let call = Call::Release(args.owner.clone());
+    if args.dry_run {
+        return plan(paths, call, args.format);
+    }
+    let document: ReleasedDoc = ask(paths, &call)?;
     released(&document, args.format)?;
+    Ok(0)
+}
+
+/// What a call would do.
+fn plan(paths: &Paths, call: Call, format: Format) -> Result<u8, Failure> {
+    let document: PlanDoc = ask(paths, &Call::Plan(Box::new(call)))?;
+    match format.output {
+        Output::Json => json(&document)?,
+        Output::Table => print(&document.script())?,
+    }
     Ok(0)
 }
 

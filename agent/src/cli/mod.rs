@@ -4,6 +4,7 @@ mod agent;
 mod ask;
 mod assign;
 mod checkpoint;
+mod doctor;
 mod import;
 mod list;
 mod output;
@@ -46,7 +47,9 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// The daemon: assigns, enforces, repairs, judges
-    #[command(after_help = "Example:\n  truepin agent\n  truepin agent --mode audit --config ./audit.toml")]
+    #[command(
+        after_help = "Example:\n  truepin agent --dry-run\n  truepin agent --mode audit --config ./audit.toml"
+    )]
     Agent(agent::AgentArgs),
     /// Exclusive CPUs for one command
     #[command(
@@ -55,11 +58,11 @@ enum Command {
     Run(run::RunArgs),
     /// Exclusive CPUs for an existing cgroup
     #[command(
-        after_help = "Example:\n  truepin assign unit/db.service --cgroup /system.slice/db.service --cpus 4"
+        after_help = "Example:\n  truepin assign unit/db.service --cgroup /system.slice/db.service --cpus 4\n  truepin assign unit/db.service --cgroup /system.slice/db.service --cpus 4 --dry-run"
     )]
     Assign(assign::AssignArgs),
     /// Gives an owner's CPUs back
-    #[command(after_help = "Example:\n  truepin release unit/db.service\n  truepin release --all")]
+    #[command(after_help = "Example:\n  truepin release unit/db.service\n  truepin release --all --dry-run")]
     Release(assign::ReleaseArgs),
     /// CPUs for a pod, before it has containers
     #[command(
@@ -93,6 +96,9 @@ enum Command {
     /// Did the pinning hold? 0 held, 1 violated, 3 inconclusive
     #[command(after_help = "Example:\n  truepin verify run/db\n  truepin verify --for 10s -o json")]
     Verify(verify::VerifyArgs),
+    /// What on this host helps or hinders, and what to do: 0 nothing is wrong, 1 problems, 3 cannot tell
+    #[command(after_help = "Example:\n  truepin doctor\n  truepin doctor -o json")]
+    Doctor(Format),
     /// What another manager left behind
     #[command(after_help = "Example:\n  truepin import kubelet --dry-run")]
     Import(import::ImportArgs),
@@ -243,6 +249,7 @@ pub fn main() -> u8 {
         Command::Topology(args) => topology::topology(&args, &paths),
         Command::Checkpoint(args) => checkpoint::checkpoint(args, &paths),
         Command::Verify(args) => verify::verify(&args, &paths),
+        Command::Doctor(format) => doctor::doctor(format, &paths),
         Command::Import(args) => import::import(&args, &paths),
         Command::Export(args) => import::export(&args, &paths),
         Command::Exec(_) => Ok(0),

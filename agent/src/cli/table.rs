@@ -1,5 +1,6 @@
 //! Plain tables: columns as wide as they must be, two blanks between them.
 
+use crate::doctor::Severity;
 use std::fmt::Write;
 use truepin::verdict::Judgement;
 
@@ -26,6 +27,19 @@ pub(super) fn judgement(j: Option<Judgement>) -> Cell {
         Judgement::Inconclusive => Yellow,
     };
     Cell { text: j.name().to_uppercase(), style: colour.on_default().bold() }
+}
+
+/// How bad something is, in a column as wide as the longest word.
+pub(super) fn severity(s: Severity) -> String {
+    use anstyle::AnsiColor::{Cyan, Green, Red, Yellow};
+    let colour = match s {
+        Severity::Ok => Green,
+        Severity::Note => Cyan,
+        Severity::Warning | Severity::CannotTell => Yellow,
+        Severity::Problem => Red,
+    };
+    let style = colour.on_default().bold();
+    format!("{style}{:11}{style:#}", s.name())
 }
 
 /// The table as text, ending in a newline.

@@ -235,6 +235,14 @@ impl Systemd {
         runtime.block_on(async { conversation(Session::open(places, limit).await?, journal, places).await })
     }
 
+    /// Whether the unit is loaded and lives at `path`: then [`Systemd::set`] would set its properties.
+    pub fn owns(&mut self, unit: &UnitName, path: &CgroupPath) -> Result<bool, SystemdError> {
+        let what = || format!("looking for {unit}");
+        self.talk(what, ANSWER, async |session, _, _| {
+            lives_at(&session, unit, path).await.map(|o| o.is_some())
+        })
+    }
+
     /// Sets the property behind `file` of the unit whose cgroup `path` is, to `list`. Only a unit that is loaded and lives
     /// there has it set.
     pub fn set(
@@ -247,10 +255,7 @@ impl Systemd {
         let Some(property) = units::property_of(file) else { return Ok(Taken::NotIts) };
         let what = || format!("setting {property}={list} of {unit}");
         self.talk(what, ANSWER, async |session, journal, places| {
-            let Some(object) = session.loaded(unit).await? else { return Ok(Taken::NotIts) };
-            if session.control_group(&object, unit).await? != path.to_string() {
-                return Ok(Taken::NotIts);
-            }
+            let Some(object) = lives_at(&session, unit, path).await? else { return Ok(Taken::NotIts) };
             set(&session, journal, places, (unit, path), &object, property, list).await?;
             Ok(Taken::Set)
         })
@@ -263,19 +268,27 @@ impl Systemd {
         self.journal.before()
     }
 
+    /// The units that [`Systemd::undo`] would put back.
+    #[must_use]
+    pub fn over(&self, keeps: impl Fn(&UnitName, &CgroupPath) -> bool) -> Vec<UnitName> {
+        self.entries_over(keeps).into_iter().map(|(unit, _)| unit).collect()
+    }
+
+    fn entries_over(&self, keeps: impl Fn(&UnitName, &CgroupPath) -> bool) -> Vec<(UnitName, Entry)> {
+        let units = self.journal.units().iter();
+        units
+            .filter_map(|(name, entry)| Some((name.parse().ok()?, entry.clone())))
+            .filter(|(unit, entry): &(UnitName, Entry)| !keeps(unit, &entry.path))
+            .collect()
+    }
+
     /// Puts back the properties and drop-ins of units of which `keeps` says that nobody needs them so any more. What could
     /// not be put back stays noted and is tried again after [`SILENCE`]; returned is what was not told of that before.
     pub fn undo(&mut self, keeps: impl Fn(&UnitName, &CgroupPath) -> bool) -> Vec<String> {
         if self.owed.as_ref().is_some_and(|(at, _)| at.elapsed() < SILENCE) {
             return Vec::new();
         }
-        let over: Vec<(UnitName, Entry)> = self
-            .journal
-            .units()
-            .iter()
-            .filter_map(|(name, entry)| Some((name.parse().ok()?, entry.clone())))
-            .filter(|(unit, entry): &(UnitName, Entry)| !keeps(unit, &entry.path))
-            .collect();
+        let over = self.entries_over(keeps);
         if over.is_empty() {
             return Vec::new();
         }
@@ -308,6 +321,12 @@ impl Systemd {
         self.owed = (!failed.is_empty()).then(|| (Instant::now(), failed));
         new
     }
+}
+
+/// The object of a unit that is loaded and whose cgroup is at `path`.
+async fn lives_at(session: &Session, unit: &UnitName, path: &CgroupPath) -> Result<Option<String>, Cause> {
+    let Some(object) = session.loaded(unit).await? else { return Ok(None) };
+    Ok((session.control_group(&object, unit).await? == path.to_string()).then_some(object))
 }
 
 async fn set(
