@@ -256,6 +256,16 @@ impl CgroupFs {
         Ok(observed)
     }
 
+    /// From now on `pid` is the process that started then, and no later one of the same number enters anything.
+    pub fn means(&mut self, pid: u32, started: u64) {
+        self.entering.insert(pid, started);
+    }
+
+    /// Ends [`CgroupFs::means`].
+    pub fn meant(&mut self, pid: u32) {
+        self.entering.remove(&pid);
+    }
+
     /// What systemd was to write and did not, since the last call.
     pub fn untold(&mut self) -> Vec<String> {
         std::mem::take(&mut self.untold)
