@@ -1,5 +1,7 @@
 //! The `truepin` command.
 
+mod names;
+
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
