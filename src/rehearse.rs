@@ -83,6 +83,7 @@ impl Rehearsal {
                 Event::Configured(Ok(Arc::new(Evidence { at: now, ..Evidence::default() })))
             }
             Effect::SweepTasks(_) => Event::Swept(TaskSweep::default()),
+            Effect::Locate(_) => Event::Located { found: BTreeMap::new(), own: None },
             Effect::Collect => Event::Collected(Err(NONE.into())),
             Effect::Reply(ticket, answer) => {
                 self.answers.insert(ticket, answer);

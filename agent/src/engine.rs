@@ -37,6 +37,7 @@ use truepin::{
     rehearse::{Rehearsal, Scenery},
     request::Request,
     sweep::TaskSweep,
+    units::UnitName,
     verdict::{Evidence, Instant},
 };
 

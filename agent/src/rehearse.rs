@@ -125,7 +125,9 @@ impl StartRehearsal {
         for declared in start::declared(config) {
             let owner = &declared.owner;
             let Some(path) = declared.path.clone() else {
-                self.notes.push(format!("{owner} has its CPUs before it runs: which, and by what property, is decided then"));
+                self.notes.push(format!(
+                    "{owner} has its CPUs before it runs: which, and by what property, is decided then"
+                ));
                 continue;
             };
             let dir = self.kernel.dir(&path);

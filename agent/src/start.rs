@@ -39,7 +39,7 @@ use truepin::{
         kubelet::{KubeletMachine, TakeError},
     },
     plan::Role,
-    reconcile::{Event, FindingKind, Home, KernelFacts, Settings, State, Ticket},
+    reconcile::{FindingKind, KernelFacts, Settings, State},
     request::{AlignmentPolicy, Isolation, Request},
 };
 
@@ -287,7 +287,11 @@ pub(crate) fn settings(config: &Config, slice: CgroupPath) -> Result<Settings, S
         sources: config.sources.pods.clone(),
         roles: roles.collect(),
         on_intrusion: config.on_intrusion,
-        on_intrusion_at: config.cgroups.iter().filter_map(|c| Some((c.path.clone(), c.on_intrusion?))).collect(),
+        on_intrusion_at: config
+            .cgroups
+            .iter()
+            .filter_map(|c| Some((c.path.clone(), c.on_intrusion?)))
+            .collect(),
         units: config.units.iter().map(UnitRule::owner).collect(),
         kthread_budget_ns_per_s: config.kthread_budget_ns_per_s,
         tolerance: evidence::tolerance()?,

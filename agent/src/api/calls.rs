@@ -2,8 +2,9 @@
 
 use super::{
     documents::{
-        AdoptedDoc, BrokenDoc, CostDoc, FenceDoc, FindingDoc, FindingsDoc, KernelDoc, NotedDoc, OwnerDoc, OwnersDoc,
-        PodDoc, PoolsDoc, ProblemDoc, RecordDoc, ReleasedDoc, SetDoc, StatusDoc, VerdictDoc, VerdictsDoc,
+        AdoptedDoc, BrokenDoc, CostDoc, FenceDoc, FindingDoc, FindingsDoc, KernelDoc, NotedDoc, OwnerDoc,
+        OwnersDoc, PodDoc, PoolsDoc, ProblemDoc, RecordDoc, ReleasedDoc, SetDoc, StatusDoc, VerdictDoc,
+        VerdictsDoc,
     },
     plan,
 };
