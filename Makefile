@@ -19,7 +19,7 @@ confdir = $(DESTDIR)$(SYSCONFDIR)/truepin
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "make %-10s %s\n", $$1, $$2 }'
 
-setup: ## what the virtual machines need: QEMU and small tools (Debian), the kernel of `make test` (or KERNELS)
+setup: ## what the virtual machines need: QEMU and small tools (Debian), the kernel of `make test` (or KERNELS); SYSTEMD=1: a host with systemd too, else made when a suite needs it
 	@tests/vm/setup.sh $(KERNELS)
 
 demo: setup ## see it work: a NUMA machine in QEMU, workloads, an intruder, a crash of the agent
@@ -54,19 +54,21 @@ install: ## binary, unit and configuration below PREFIX (/usr/local), SYSCONFDIR
 	install -d $(unitdir) $(confdir)
 	sed 's|/usr/local/sbin/truepin|$(PREFIX)/sbin/truepin|g' deploy/truepin.service >$(unitdir)/truepin.service.new
 	mv $(unitdir)/truepin.service.new $(unitdir)/truepin.service
+	install -m 644 deploy/truepin.slice $(unitdir)/truepin.slice
 	@if [ -e $(confdir)/config.toml ]; then echo "kept: $(confdir)/config.toml"; \
 	else echo "install -m 644 deploy/config.toml $(confdir)/config.toml"; \
 		install -m 644 deploy/config.toml $(confdir)/config.toml; fi
 	@[ -n "$(DESTDIR)" ] || ! [ -d /run/systemd/system ] || systemctl daemon-reload
 
-# A unit that runs is asked to put back what was written; a stopped one is started for it. Nothing is removed before that.
+# A stopped agent is started for it. Nothing is removed unless all is back, except with FORCE=1.
 uninstall: ## every cpuset file as it was found, then what install put in place; an edited configuration and the record stay
 	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ] && [ -e $(unitdir)/truepin.service ]; then \
-		echo "systemctl start truepin.service; truepin release --all; systemctl disable --now truepin.service"; \
-		systemctl start truepin.service && $(sbindir)/truepin release --all && \
+		set -x; \
+		{ systemctl start truepin.service && $(sbindir)/truepin release --all; } || [ -n "$(FORCE)" ] || { \
+			echo "error: cpuset files are not as they were found; FORCE=1 uninstalls all the same" >&2; exit 1; }; \
 		systemctl disable --now truepin.service; \
 	fi
-	rm -f $(sbindir)/truepin $(unitdir)/truepin.service
+	rm -f $(sbindir)/truepin $(unitdir)/truepin.service $(unitdir)/truepin.slice
 	@if ! [ -e $(confdir)/config.toml ]; then :; \
 	elif cmp -s deploy/config.toml $(confdir)/config.toml; then \
 		echo "rm $(confdir)/config.toml"; rm $(confdir)/config.toml; rmdir --ignore-fail-on-non-empty $(confdir); \

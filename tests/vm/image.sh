@@ -12,6 +12,11 @@
 # shellcheck source=systemd-lib.sh
 . "$vm/systemd-lib.sh"
 
+# Files of a root file system belong to many users.
+if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null || die "as root, please: a root file system is made"
+    exec sudo env TRUEPIN_CACHE="${cache%/vm}" "$0" "$@"
+fi
 kernel=$test_series
 while getopts k: option; do
     case $option in
@@ -36,13 +41,7 @@ made() { mv "$cache/$1.new" "$cache/$1" && mv "$cache/$1.from.new" "$cache/$1.fr
 
 # --- 1. the root file system -----------------------------------------------------------------------------------------
 if ! { echo "$suite $packages" && cat "$vm/image.sh"; } | up_to_date systemd.img; then
-    [ "$(id -u)" = 0 ] || die "as root, please: a root file system is made"
-    command -v mmdebstrap >/dev/null || {
-        say "installing mmdebstrap"
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends mmdebstrap \
-            >"$cache/install-mmdebstrap.log" 2>&1 ||
-            { tail -5 "$cache/install-mmdebstrap.log" >&2; die "installing mmdebstrap failed"; }
-    }
+    command -v mmdebstrap >/dev/null || install_packages mmdebstrap
     say "a root file system of $suite with $packages"
     work=$cache/systemd.work
     rm -rf "$work"

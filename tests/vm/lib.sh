@@ -91,3 +91,33 @@ EOF
         touch "$dir/apt.updated"
     fi
 }
+
+# install_packages PACKAGE...: on this machine, from its own suites, so that versions fit what is installed, and on
+# Debian 12 from the backports of the same release. In a shell of its own, for the names' sake.
+install_packages() (
+    packages=$*
+    say "installing: $packages"
+    release=$(codename)
+    backports=
+    [ "$release" != bookworm ] || backports=$release-backports
+    set --
+    while read -r uri suite; do
+        case $suite in "$release" | "$release"-*) set -- "$@" "$uri $suite" ;; esac
+    done <<EOF
+$(debian_sources)
+EOF
+    [ -z "$backports" ] || set -- "$@" "$(mirror) $backports"
+    private_apt host "$@"
+    root=
+    [ "$(id -u)" = 0 ] || root=sudo
+    [ -z "$root" ] || command -v sudo >/dev/null || die "as root, please: apt-get install $packages"
+    {
+        status=0
+        # shellcheck disable=SC2086
+        $root env APT_CONFIG="$APT_CONFIG" DEBIAN_FRONTEND=noninteractive apt-get install -y -q \
+            --no-install-recommends ${backports:+-t $backports} $packages || status=$?
+        echo "apt-get ended with status $status"
+    } 2>&1 | tee "$cache/install.log" | sed -un '/^\(Get:\|Setting up\)/s/^/    /p'
+    grep -qx 'apt-get ended with status 0' "$cache/install.log" ||
+        { tail -20 "$cache/install.log" >&2; die "installing $packages failed; all of it: $cache/install.log"; }
+)

@@ -5,6 +5,7 @@
 # 1. Host tools (QEMU and a few small ones) from the machine's own Debian suite; on Debian 12 QEMU from its backports,
 #    because 7.2 lacks the CPU model used here. A QEMU that is there already is taken as it is.
 # 2. Kernels: Debian's cloud kernels, of whatever suite offers the series; downloaded and unpacked, never installed.
+# 3. With `SYSTEMD=1` the saved host with systemd (image.sh), which its suites make themselves when it is not there.
 # Does nothing, and asks no mirror, when all is there. `REFRESH=1` looks for newer kernels.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -24,33 +25,8 @@ want cc gcc
 [ -e /usr/sbin/mkfs.ext4 ] || missing="$missing e2fsprogs"
 [ -e /usr/bin/busybox ] && ! ldd /usr/bin/busybox >/dev/null 2>&1 || missing="$missing busybox-static"
 [ -e /usr/lib/x86_64-linux-gnu/libc.a ] || missing="$missing libc6-dev"
-if [ -n "$missing" ]; then
-    say "installing:$missing"
-    suite=$(codename)
-    backports=
-    [ "$suite" != bookworm ] || backports=$suite-backports
-    # The machine's own suites, so that versions fit what is installed, and the backports of the same release.
-    set --
-    while read -r uri release; do
-        case $release in "$suite" | "$suite"-*) set -- "$@" "$uri $release" ;; esac
-    done <<EOF
-$(debian_sources)
-EOF
-    [ -z "$backports" ] || set -- "$@" "$(mirror) $backports"
-    private_apt host "$@"
-    root=
-    [ "$(id -u)" = 0 ] || root=sudo
-    [ -z "$root" ] || command -v sudo >/dev/null || die "as root, please: apt-get install$missing"
-    {
-        status=0
-        # shellcheck disable=SC2086
-        $root env APT_CONFIG="$APT_CONFIG" DEBIAN_FRONTEND=noninteractive apt-get install -y -q \
-            --no-install-recommends ${backports:+-t $backports} $missing || status=$?
-        echo "apt-get ended with status $status"
-    } 2>&1 | tee "$cache/install.log" | sed -un '/^\(Get:\|Setting up\)/s/^/    /p'
-    grep -qx 'apt-get ended with status 0' "$cache/install.log" ||
-        { tail -20 "$cache/install.log" >&2; die "installing$missing failed; all of it: $cache/install.log"; }
-fi
+# shellcheck disable=SC2086
+[ -z "$missing" ] || install_packages $missing
 
 # --- 2. kernels ------------------------------------------------------------------------------------------------------
 # Suites that are looked at for a kernel, oldest first. Names of releases, since "stable" means another one each time.
@@ -125,3 +101,8 @@ for series in $kernels; do
     fi
     compare "$series"
 done
+
+# --- 3. the host with systemd ----------------------------------------------------------------------------------------
+if [ -n "${SYSTEMD:-}" ]; then
+    for series in $kernels; do "$vm/image.sh" -k "$series"; done
+fi

@@ -1,7 +1,7 @@
 #!/bin/sh
 # suites.sh [SUITE...]: boots what `matrix` holds (or of the suites named), two machines at a time, the longest first; at
-# the end the table of what was seen on which kernel, on the terminal and in $TRUEPIN_CACHE/vm/logs/table. A suite with a
-# script of its own name boots as that says. Status 0 when all passed, and the table is what it was before.
+# the end the table of what was seen on which kernel, on the terminal and in $TRUEPIN_CACHE/vm/logs/table. A suite or a
+# machine with a script of its own name boots as that says. Status 0 when all passed, and the table is what it was before.
 #
 # KERNELS: series, or `all` (default: that of `make test`). VM_JOBS: how many at a time; each keeps one host core busy.
 # ONLY: scenarios whose name contains it.
@@ -26,7 +26,8 @@ start=$(date +%s)
 status=0
 # shellcheck disable=SC2016
 printf '%s\n' "$boots" | xargs -P "$jobs" -L 1 sh -c '
-    script=$0/boot.sh; [ ! -x "$0/$2.sh" ] || script=$0/$2.sh
+    script=$0/boot.sh
+    for own in "$0/$2.sh" "$0/$4.sh"; do [ ! -x "$own" ] || script=$own; done
     start=$(date +%s)
     status=0
     "$script" -k "$3" -m "$4" -t "$5" -p "[$2 $3 $4]" "$2" || status=$?

@@ -5,7 +5,7 @@
 # disk of its own), and adds up what they say, as boot.sh does of one machine. All of them may take SECONDS. A scenario may
 # reboot its machine (tests/src/guest/host.rs). Environment: ONLY, as for boot.sh.
 #
-# Orders are a disk that is read after the machine was taken up: binaries, Makefile and deploy/ of this tree.
+# Orders are a disk that is read after the machine was taken up: binaries, Makefile, README and deploy/ of this tree.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 # shellcheck source=systemd-lib.sh
@@ -58,12 +58,13 @@ while read -r scenario; do
     rm -rf "$orders" "$work/out"
     mkdir -p "$orders/bin" "$orders/truepin"
     ln "$work/bin/truepin" "$work/bin/truepin-guest" "$orders/bin/"
-    cp -r "$repo/Makefile" "$repo/deploy" "$orders/truepin/"
+    cp -r "$repo/Makefile" "$repo/README.md" "$repo/deploy" "$orders/truepin/"
     printf '#!/bin/sh\nexec /rig/bin/truepin-guest host %s %s %s\n' "$suite" "$number" "$scenario" >"$orders/start"
     chmod 755 "$orders/start"
     # 1 MiB before the archive, whose first block is the word.
     { printf truepin; } >"$work/disk"
-    tar -c -f "$work/archive" -C "$orders" .
+    # Dated before the machine was saved, whose clock went on from there.
+    tar -c -f "$work/archive" --mtime=2020-01-01 -C "$orders" .
     dd if="$work/archive" of="$work/disk" bs=1M seek=1 status=none
     truncate -s "$orders_size" "$work/disk"
     left=$((end - $(date +%s)))
