@@ -28,7 +28,8 @@ enum Work {
     Writer,
     /// The path of a cgroup is known that the agent has no reason to look at.
     Path,
-    /// A process that may more than the agent is moved.
+    /// `truepin run`: its cgroup is made below the root cgroup, a directory that is read-only even for root, and a process
+    /// that may more than the agent is moved there.
     Enter,
     /// A cgroup is written whose files are another user's.
     Files,
@@ -54,7 +55,7 @@ const WAYS: [Way; 4] = [
             // It stands for CAP_BPF and CAP_PERFMON too. (Directly below the root, where `Files` is, a partition needs none.)
             ("CAP_SYS_ADMIN", &[Partition, Evidence, Writer, PathOf, Enter]),
             ("CAP_SYS_NICE", &[Enter]),
-            ("CAP_DAC_OVERRIDE", &[Files]),
+            ("CAP_DAC_OVERRIDE", &[Enter, Files]),
             ("CAP_DAC_READ_SEARCH", &[PathOf]),
             ("CAP_CHOWN", &[Start]),
         ],
@@ -67,7 +68,7 @@ const WAYS: [Way; 4] = [
             ("CAP_BPF", &[Evidence, Writer, PathOf]),
             ("CAP_PERFMON", &[Evidence, Writer, PathOf]),
             ("CAP_SYS_NICE", &[Enter]),
-            ("CAP_DAC_OVERRIDE", &[Files]),
+            ("CAP_DAC_OVERRIDE", &[Enter, Files]),
             ("CAP_DAC_READ_SEARCH", &[PathOf]),
             ("CAP_CHOWN", &[Start]),
         ],
@@ -79,7 +80,7 @@ const WAYS: [Way; 4] = [
         needs: &[
             ("CAP_SYS_ADMIN", &[Writer]),
             ("CAP_SYS_NICE", &[Enter]),
-            ("CAP_DAC_OVERRIDE", &[Files]),
+            ("CAP_DAC_OVERRIDE", &[Enter, Files]),
             ("CAP_CHOWN", &[Start]),
         ],
     },
@@ -88,12 +89,7 @@ const WAYS: [Way; 4] = [
         config: "mode = \"audit\"\n[[cgroup]]\npath = \"/system.slice/db.service\"\nrole = \"owner\"\n\
                  owner = \"unit/db.service\"\ncpus = \"4-5\"\n",
         works: &[Start, Evidence, PathOf],
-        needs: &[
-            ("CAP_BPF", &[Start]),
-            ("CAP_PERFMON", &[Start]),
-            ("CAP_DAC_READ_SEARCH", &[PathOf]),
-            ("CAP_CHOWN", &[Start]),
-        ],
+        needs: &[("CAP_BPF", &[Start]), ("CAP_PERFMON", &[Start]), ("CAP_CHOWN", &[Start])],
     },
 ];
 
@@ -111,10 +107,7 @@ pub(super) fn capabilities(guest: &mut Guest) -> Outcome {
     let has_partitions = partitions.dir().join("cpuset.cpus.exclusive").exists();
     partitions.remove()?;
     db()?;
-    let theirs = Cgroup::create(THEIRS, "+cpuset")?;
-    for entry in fs::read_dir(theirs.dir())? {
-        chown(entry?.path(), Some(NOBODY), None)?;
-    }
+    Cgroup::create(THEIRS, "+cpuset")?;
     Cgroup::create(FAR, "")?;
     let unit = systemctl(&["cat", "truepin.service"])?;
     for way in WAYS.iter().filter(|w| has_partitions || !w.works.contains(&Partition)) {
@@ -208,6 +201,10 @@ impl Work {
                 if ran.code() == 0 { Ok(Ok(())) } else { no(ran.stderr) }
             }
             Files => {
+                // Each time: files are made anew, as root's, when systemd ends the controller and enables it again.
+                for entry in fs::read_dir(Cgroup::at(THEIRS).dir())? {
+                    chown(entry?.path(), Some(NOBODY), None)?;
+                }
                 let ran = assign("cgroup/theirs", THEIRS)?;
                 truepin(&["release", "cgroup/theirs"])?;
                 if ran.code() == 0 { Ok(Ok(())) } else { no(ran.stderr) }
