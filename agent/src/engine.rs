@@ -508,7 +508,7 @@ fn log(finding: &Finding) {
     let id = finding.id;
     match &finding.kind {
         K::Note(_) | K::FightOver { .. } | K::FenceGone { .. } | K::Gone { .. } => {
-            tracing::info!(id, "{finding}")
+            tracing::info!(id, "{finding}");
         }
         K::Broken(_) | K::NotDurable(_) | K::Stuck(_) | K::StepFailed(_) => tracing::error!(id, "{finding}"),
         _ => tracing::warn!(id, "{finding}"),

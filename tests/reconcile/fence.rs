@@ -119,7 +119,7 @@ fn an_ignored_cgroup_is_fenced_when_its_tasks_intrude_and_not_before() {
         settled(&mut sim);
         assert_eq!(told(&sim, "fence-gone").len(), 1, "{}", log(&sim));
         assert_eq!(text(&sim, "user.slice", CpusetFile::Cpus), "0-7");
-        assert!(sim.disk.record().unwrap().first.get(&p("user.slice")).is_none());
+        assert!(!sim.disk.record().unwrap().first.contains_key(&p("user.slice")));
         let left = sim.eyes.not_put_back(true);
         assert_eq!(left, Vec::<String>::new());
         assert_eq!(before.get(&(p("user.slice"), CpusetFile::Cpus)).map(String::as_str), Some("0-7"));

@@ -75,7 +75,9 @@ impl Wire {
     pub(super) async fn open(socket: &Path) -> Result<Self, Cause> {
         let failed = |source| Cause::Connect { socket: socket.into(), source };
         let mut stream = UnixStream::connect(socket).await.map_err(failed)?;
-        let uid: String = nix::unistd::geteuid().to_string().bytes().map(|b| format!("{b:02x}")).collect();
+        let uid: Vec<String> =
+            nix::unistd::geteuid().to_string().bytes().map(|b| format!("{b:02x}")).collect();
+        let uid = uid.concat();
         let begin = format!("\0AUTH EXTERNAL {uid}\r\n");
         stream.write_all(begin.as_bytes()).await.map_err(failed)?;
         let mut answer = Vec::new();

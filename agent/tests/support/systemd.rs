@@ -99,12 +99,13 @@ impl Manager {
         name: &str,
         mode: &str,
         properties: Vec<(String, OwnedValue)>,
-        _others: Vec<(String, Vec<(String, OwnedValue)>)>,
+        others: Vec<(String, Vec<(String, OwnedValue)>)>,
         #[zbus(object_server)] server: &zbus::ObjectServer,
     ) -> Result<OwnedObjectPath, Refusal> {
         if self.0.lock().unwrap().fault == Fault::Refuses {
             return Err(Refusal::PropertyReadOnly("not today".into()));
         }
+        assert!(others.is_empty(), "{others:?}");
         let of = |wanted: &str| properties.iter().find(|(n, _)| n == wanted).unwrap().1.try_clone().unwrap();
         let slice = String::try_from(of("Slice")).unwrap();
         let pids = Vec::<u32>::try_from(of("PIDs")).unwrap();
@@ -137,6 +138,7 @@ impl Manager {
     }
 
     /// Whatever comes of it: that is for `LoadState` to say.
+    #[allow(clippy::unused_self, reason = "a method of the interface")]
     fn load_unit(&self, name: &str) -> OwnedObjectPath {
         ObjectPath::try_from(object(name)).unwrap().into()
     }
@@ -237,6 +239,7 @@ impl Load {
     }
 
     #[zbus(property)]
+    #[allow(clippy::unused_self, reason = "a property of the interface")]
     fn job(&self) -> (u32, OwnedObjectPath) {
         (0, ObjectPath::try_from("/").unwrap().into())
     }
@@ -277,7 +280,7 @@ impl Played {
                         Builder::unix_stream(stream).server(zbus::Guid::generate()).unwrap().p2p();
                     builder = builder.serve_at("/org/freedesktop/systemd1", Manager(served.clone())).unwrap();
                     for name in names {
-                        builder = if name.ends_with(".scope") {
+                        builder = if name.rsplit_once('.').is_some_and(|(_, kind)| kind == "scope") {
                             builder.serve_at(object(name), Scope(served.clone(), name)).unwrap()
                         } else {
                             builder.serve_at(object(name), Unit(served.clone(), name)).unwrap()

@@ -6,7 +6,7 @@
 
 use super::{
     report::{self, Count, Report},
-    scenario::{Around, Guest, Suite, run_suite},
+    scenario::{Around, Guest, Scenario, Suite, run_suite},
     suites,
     wait::{secs, wait_until},
 };
@@ -27,7 +27,7 @@ pub fn main(args: &[OsString]) -> anyhow::Result<Option<ExitCode>> {
     let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
     match args[..] {
         ["scenarios", suite] => {
-            for name in find(suite)?.scenarios.iter().map(|s| s.name()) {
+            for name in find(suite)?.scenarios.iter().map(Scenario::name) {
                 println!("{}", name.replace(' ', "_"));
             }
             Ok(Some(ExitCode::SUCCESS))

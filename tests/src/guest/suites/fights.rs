@@ -35,8 +35,8 @@ fn findings(kind: &str) -> anyhow::Result<Vec<Value>> {
 /// A cgroup of somebody else's that lists all CPUs but the last, so that what it held is to be told from what it inherits.
 fn noisy() -> anyhow::Result<(Cgroup, CpuSet)> {
     let noisy = Cgroup::create(NOISY, "+cpuset")?;
-    let last = machine::online()?.last().context("no CPU")?;
-    let list = machine::online()?.difference(&CpuSet::single(last));
+    let left_out = machine::online()?.last().context("no CPU")?;
+    let list = machine::online()?.difference(&CpuSet::single(left_out));
     noisy.write("cpuset.cpus", &list.to_string())?;
     Ok((noisy, list))
 }

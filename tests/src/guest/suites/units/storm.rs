@@ -67,13 +67,14 @@ impl Drop for Running {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "one course of events, told in its order")]
 fn storm(guest: &mut Guest, limit: u32) -> Outcome {
     let units: Vec<String> = (0..UNITS).map(|n| format!("u{n}.service")).collect();
     let members = ["m0.service", "m1.service"];
     let mut config =
         format!("reserved = \"0-1\"\nisolation = \"partition\"\n[limits]\nrepairs-per-minute = {limit}\n");
     for unit in &units {
-        config += &format!("[[unit]]\nname = \"{unit}\"\ncpus = 1\n");
+        config.extend(["[[unit]]\nname = \"", unit, "\"\ncpus = 1\n"]);
     }
     for name in units.iter().map(String::as_str).chain(members) {
         service(name.trim_end_matches(".service"), "")?;
@@ -154,8 +155,8 @@ fn storm(guest: &mut Guest, limit: u32) -> Outcome {
             (before.get(owner).cloned().unwrap_or_default(), after.get(owner).cloned().unwrap_or_default());
         let ended = over.get(owner).cloned().unwrap_or_default();
         // An epoch that began before the storm had its time then, too.
-        let same = over.get(owner).is_none() && old.from == new.from;
-        if over.get(owner).is_none() && old.from != new.from {
+        let same = !over.contains_key(owner) && old.from == new.from;
+        if !over.contains_key(owner) && old.from != new.from {
             guest.say(format!("{owner}: its epoch ended within the storm; what was before is not counted"));
         }
         let base = if same || over.contains_key(owner) { (old.foreign_ns, old.departures) } else { (0, 0) };
