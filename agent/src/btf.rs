@@ -161,11 +161,9 @@ impl<'a> Btf<'a> {
     /// Checks the header and indexes the types.
     pub fn parse(blob: &'a [u8]) -> Result<Self, BtfError> {
         let found = word(blob, 0, "header")?;
-        #[allow(
-            clippy::cast_possible_truncation,
-            reason = "the low half is the magic, what follows the version"
-        )]
-        let magic = found as u16;
+        // The low half; what follows is the version.
+        let [low, high, ..] = found.to_le_bytes();
+        let magic = u16::from_le_bytes([low, high]);
         if magic != 0xeb9f {
             return Err(BtfError::Magic { found: magic });
         }

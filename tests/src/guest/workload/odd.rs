@@ -102,21 +102,16 @@ pub(super) fn bomb(
     let into = into.map(Cgroup::at);
     let mut alive = 0;
     loop {
-        #[allow(
-            unsafe_code,
-            reason = "there is one thread, and the child calls nothing that allocates or locks"
-        )]
-        // SAFETY: see above.
+        #[allow(unsafe_code, reason = "a system call")]
+        // SAFETY: there is one thread, and the child calls nothing that allocates or locks.
         let forked = unsafe { fork() }.context("fork")?;
         match forked {
             ForkResult::Child => {
                 busy(on);
                 std::thread::sleep(off);
                 busy(on);
-                #[allow(
-                    unsafe_code,
-                    reason = "no destructors and no buffers of the parent's in a forked child"
-                )]
+                // No destructors and no buffers of the parent's in a forked child.
+                #[allow(unsafe_code, reason = "a system call")]
                 // SAFETY: no precondition.
                 unsafe {
                     libc::_exit(0)
