@@ -2,28 +2,19 @@
 //!
 //! Problem: half a reading makes a wrong plan, and a cgroup may vanish between two reads. So a cgroup that is gone
 //! (`ENOENT`, `ENODEV`) is left out as a whole, and every other failure is an error that names the file.
-//! Steps: find the mount in `/proc/self/mountinfo` and check its magic; read one file at a time, whole; write one
-//! value in one `write(2)`. Creation, attachment and deletion go through cgroups-rs where it can be used: it looks
-//! for the literal `/sys/fs/cgroup/cgroup.controllers`, so elsewhere (hybrid hosts, copied trees) the same three are
-//! done here.
-//! `cpuset.cpus` and `cpuset.mems` of systemd's own cgroups are written by systemd, where it is the init; what it does not
-//! write is written here, and told.
-//! A *copied tree* outside cgroup2 is accepted only where it was set explicitly; derived files do not follow there.
+//! Steps: read one file at a time, whole; write one value in one `write(2)`. Creation, attachment and deletion go through
+//! cgroups-rs where it can be used: it looks for the literal `/sys/fs/cgroup/cgroup.controllers`, so elsewhere (hybrid
+//! hosts, copied trees) the same three are done here.
+//! `cpuset.cpus` and `cpuset.mems` of systemd's own cgroups are written by systemd, where it is the init (`by_owner`).
 
-use crate::{
-    procfs,
-    store::chain,
-    sysfs::OnlineCpus,
-    systemd::{self, Systemd, Taken},
-};
+mod by_owner;
+
+use crate::{mount::Mount, procfs, store::chain, sysfs::OnlineCpus, systemd::Systemd};
 use cgroups_rs::{
     CgroupPid,
     fs::{Cgroup, hierarchies},
 };
-use nix::{
-    fcntl::OFlag,
-    sys::statfs::{CGROUP2_SUPER_MAGIC, statfs},
-};
+use nix::fcntl::OFlag;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, OpenOptions},
@@ -34,75 +25,13 @@ use std::{
 };
 use truepin::{
     CgroupId, CgroupPath, CpuSet, CpusetFile,
-    observed::{
-        CgroupKind, CgroupObserved, CpusetObserved, Kernel, KernelError, Observed, Scope, Step, quote,
-    },
-    units::{self, UnitName},
+    observed::{CgroupKind, CgroupObserved, CpusetObserved, Kernel, KernelError, Observed, Scope, Step},
 };
 
 const ENOENT: i32 = 2;
 const ESRCH: i32 = 3;
 const ENODEV: i32 = 19;
 const EOPNOTSUPP: i32 = 95;
-
-/// Where cgroup2 is, and what can be done there.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mount {
-    /// The root cgroup's directory.
-    pub root: PathBuf,
-    /// Whether the root offers the cpuset controller.
-    pub cpuset: bool,
-    /// A directory that only looks like cgroup2.
-    pub copied: bool,
-}
-
-/// No cgroup2 to work with.
-#[derive(Debug, thiserror::Error)]
-pub enum MountError {
-    /// Nothing is mounted.
-    #[error("no cgroup2 file system is mounted (looked in /proc/self/mountinfo)")]
-    Absent,
-    /// A file could not be read.
-    #[error("reading {}", path.display())]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-}
-
-impl Mount {
-    /// The host's cgroup2 mount, `/sys/fs/cgroup` if there are several; or `set`, which may be a copied tree.
-    pub fn find(set: Option<&Path>) -> Result<Self, MountError> {
-        let root = match set {
-            Some(path) => path.to_owned(),
-            None => Self::mounted()?,
-        };
-        let copied = statfs(&root).map_or(true, |s| s.filesystem_type() != CGROUP2_SUPER_MAGIC);
-        let controllers = root.join("cgroup.controllers");
-        let text = fs::read_to_string(&controllers)
-            .map_err(|source| MountError::Read { path: controllers, source })?;
-        Ok(Self { cpuset: text.split_whitespace().any(|c| c == "cpuset"), root, copied })
-    }
-
-    fn mounted() -> Result<PathBuf, MountError> {
-        let path = PathBuf::from("/proc/self/mountinfo");
-        let text = fs::read_to_string(&path).map_err(|source| MountError::Read { path, source })?;
-        let mut found: Vec<PathBuf> = text.lines().filter_map(cgroup2_mount).collect();
-        found.sort_by_key(|p| (p != Path::new("/sys/fs/cgroup"), p.clone()));
-        found.into_iter().next().ok_or(MountError::Absent)
-    }
-}
-
-/// The mount point of a mountinfo line of type cgroup2 that shows the hierarchy's root (proc(5)). Octal escapes are
-/// not decoded: a cgroup2 mount with a blank in its path is set explicitly.
-fn cgroup2_mount(line: &str) -> Option<PathBuf> {
-    let (left, right) = line.split_once(" - ")?;
-    let mut fields = left.split(' ').skip(3);
-    let (shown, point) = (fields.next()?, fields.next()?);
-    (right.split(' ').next() == Some("cgroup2") && shown == "/").then(|| point.into())
-}
 
 /// The real kernel.
 #[derive(Debug)]
@@ -281,110 +210,6 @@ impl CgroupFs {
         std::mem::take(&mut self.untold)
     }
 
-    /// One value into one cpuset file, by whoever owns it.
-    fn write_value(&mut self, path: &CgroupPath, file: CpusetFile, value: &str) -> Result<(), KernelError> {
-        let target = self.dir(path).join(file.name());
-        // With a newline, because a write of nothing does not reach the kernel at all.
-        let directly = || write(&target, &format!("{value}\n"));
-        let property = units::property_of(file);
-        let (Some(systemd), Some(unit), Some(property)) =
-            (self.systemd.as_mut(), UnitName::at(path).filter(|_| property.is_some()), property)
-        else {
-            return directly();
-        };
-        let why = match systemd.set(&unit, path, file, value) {
-            Ok(Taken::NotIts) => {
-                tracing::info!("{file} of {path}: {value:?} directly; no unit of systemd's lives there");
-                return directly();
-            }
-            // An empty property leaves the file as it is.
-            Ok(Taken::Set) if value.is_empty() => {
-                tracing::info!(
-                    "{file} of {path}: {value:?} through systemd ({property} of {unit}) and directly"
-                );
-                return directly();
-            }
-            Ok(Taken::Set) => match fs::read_to_string(&target) {
-                Ok(text) if same_list(&text, value) => {
-                    self.told.remove(&(path.clone(), file));
-                    tracing::info!("{file} of {path}: {value:?} through systemd ({property} of {unit})");
-                    return Ok(());
-                }
-                Ok(text) => format!(
-                    "systemd took {property}={value} of {unit}, and {file} of {path} still reads {:?}",
-                    text.trim()
-                ),
-                Err(error) => return Err(failed("read", &target, None, &error)),
-            },
-            Err(error) => systemd::told(&error),
-        };
-        tracing::warn!("{why}; {file} of {path}: {value:?} directly");
-        let written = directly();
-        if self.told.insert((path.clone(), file)) {
-            let instead = match &written {
-                Ok(()) => "the file was written directly instead, which lasts until systemd writes it".into(),
-                Err(error) => format!("and written directly it was refused: {}", error.cause),
-            };
-            self.untold.push(format!("{why}; {instead}"));
-        }
-        written
-    }
-
-    /// The shell lines that do what applying the step would do.
-    pub fn shell(&mut self, step: &Step) -> Vec<String> {
-        let directly = step.shell(&self.mount.root.display().to_string());
-        let Step::Write { path, file, new, .. } = step else { return vec![directly] };
-        let (Some(systemd), Some(unit), Some(property)) =
-            (self.systemd.as_mut(), UnitName::at(path), units::property_of(*file))
-        else {
-            return vec![directly];
-        };
-        match systemd.owns(&unit, path) {
-            Ok(false) => vec![directly],
-            Ok(true) => {
-                let list = new.to_string();
-                let set =
-                    format!("systemctl set-property --runtime {} {property}={list}", quote(unit.as_str()));
-                // An empty property leaves the file as it is.
-                if list.is_empty() { vec![set, directly] } else { vec![set] }
-            }
-            Err(error) => vec![format!("# {}; so directly:", systemd::told(&error)), directly],
-        }
-    }
-
-    /// A scope with its process, by systemd. Also one that is to be made by hand then, since systemd did not.
-    fn make_scope(&mut self, path: &CgroupPath) -> Result<bool, KernelError> {
-        let unit = UnitName::at(path).filter(UnitName::is_own_scope);
-        let (Some(unit), Some(pid)) = (unit, self.entrants.get(path).copied()) else { return Ok(false) };
-        self.is_meant(path, pid)?;
-        let Some(systemd) = &mut self.systemd else { return Ok(false) };
-        match systemd.start_scope(&unit, path, pid) {
-            Ok(()) => {
-                tracing::info!("{path}: made by systemd, with pid {pid}");
-                Ok(true)
-            }
-            Err(error) => {
-                let why = systemd::told(&error);
-                tracing::warn!("{why}; {path} is made directly");
-                self.untold.push(format!(
-                    "{why}; its cgroup was made directly instead, and systemd does not know of it"
-                ));
-                Ok(false)
-            }
-        }
-    }
-
-    /// Has systemd end what it has there; what is left then is for us to remove.
-    fn stop_unit(&mut self, path: &CgroupPath) {
-        let dir = self.dir(path);
-        let (Some(unit), Some(systemd)) = (UnitName::at(path), &mut self.systemd) else { return };
-        match systemd.stop(&unit, path, &dir) {
-            Ok(true) => tracing::info!("{path}: removed by systemd"),
-            Ok(false) => {}
-            Err(error) => tracing::warn!("{}; {path} is removed directly", systemd::told(&error)),
-        }
-    }
-
     fn create(&mut self, path: &CgroupPath) -> Result<(), KernelError> {
         let dir = self.dir(path);
         if self.make_scope(path)? {
@@ -500,12 +325,6 @@ where
     }
 }
 
-/// Lists in the kernel's grammar are compared as sets.
-fn same_list(a: &str, b: &str) -> bool {
-    let set = |text: &str| text.trim().parse::<CpuSet>();
-    matches!((set(a), set(b)), (Ok(a), Ok(b)) if a == b)
-}
-
 /// A file that older kernels lack.
 fn optional(dir: &Path, file: &str) -> Result<Option<CpuSet>, KernelError> {
     Ok(match parsed(dir, file)? {
@@ -616,22 +435,5 @@ fn has_line(dir: &Path, kind: CgroupKind) -> Result<Option<bool>, KernelError> {
         // `domain invalid`, or it turned threaded since its type was read.
         Err(e) if e.raw_os_error() == Some(EOPNOTSUPP) => Ok(Some(true)),
         Err(e) => Err(failed("read", &path, None, &e)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mountinfo_lines() {
-        let v2 = "35 24 0:30 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate";
-        assert_eq!(cgroup2_mount(v2), Some("/sys/fs/cgroup".into()));
-        let hybrid = "36 25 0:31 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup rw";
-        assert_eq!(cgroup2_mount(hybrid), Some("/sys/fs/cgroup/unified".into()));
-        // A bind mount of a sub-cgroup does not show the root.
-        assert_eq!(cgroup2_mount("37 25 0:31 /a /mnt/a rw - cgroup2 cgroup rw"), None);
-        assert_eq!(cgroup2_mount("29 26 0:26 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset"), None);
-        assert_eq!(cgroup2_mount("garbage"), None);
     }
 }

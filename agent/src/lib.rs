@@ -19,6 +19,7 @@ pub mod hotplug;
 pub mod kubelet;
 pub mod lock;
 pub mod machine;
+pub mod mount;
 pub mod notify;
 pub mod paths;
 pub mod procfs;

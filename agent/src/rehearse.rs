@@ -8,11 +8,12 @@
 
 use crate::{
     api::plan::PlanDoc,
-    cgroupfs::{CgroupFs, Mount},
+    cgroupfs::CgroupFs,
     config::{Config, RunMode},
     containers::Scanner,
     engine::Stage,
     lock,
+    mount::Mount,
     paths::Paths,
     procfs,
     start::{self, StartError},

@@ -7,7 +7,7 @@
 use crate::{
     api::calls::About,
     bpf::{BpfProbe, Hook, WriteHook},
-    cgroupfs::{CgroupFs, Mount, MountError},
+    cgroupfs::CgroupFs,
     config::{CgroupRule, Config, Reserve, RunMode, UnitRule},
     containers::{Names, Scanner},
     cri::{self, Cri},
@@ -17,6 +17,7 @@ use crate::{
     hotplug::{Hotplug, HotplugError},
     kubelet,
     lock::{self, LockError},
+    mount::{Mount, MountError},
     paths::Paths,
     procfs::{self, ProcError},
     store::{Store, StoreError, chain},

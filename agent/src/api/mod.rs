@@ -1,6 +1,6 @@
 //! What can be asked of an agent, by the socket and by an embedded one alike.
 //!
-//! `calls`: questions and answers as data. `documents`: the JSON that is promised. `server`: HTTP over the Unix socket.
+//! `calls`: questions and answers as data. `documents`: the JSON that is promised. `status`: one of the answers. `server`: HTTP over the Unix socket.
 //! `plan`: what a call would do. `connections`: who gets one, for how long, for how much.
 //! `client`: the other end.
 
@@ -10,3 +10,4 @@ mod connections;
 pub mod documents;
 pub mod plan;
 pub mod server;
+mod status;
